@@ -1,0 +1,166 @@
+"""What a plan is made of: output files, and where each of their bytes comes from.
+
+A safetensors output is an ordered list of tensors, and a tensor is an ordered list of pieces: byte ranges of input
+files, literal bytes, zeros, or one fused weight. Renaming, re-laying and splitting tensors are then all the same thing,
+copying ranges, and fusing is the only piece that needs arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = [
+    "AliasFile",
+    "CarriedFile",
+    "Fused",
+    "GeneratedFile",
+    "Input",
+    "Literal",
+    "OutputFile",
+    "OutputTensor",
+    "Piece",
+    "Range",
+    "SafetensorsFile",
+    "Term",
+    "Zeros",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One file of a pinned repo.
+
+    Attributes:
+        repo: Repo id (``org/name``), or the absolute folder for ``overlay fuse``.
+        revision: 40-hex commit, or ``local``.
+        path: POSIX path inside the repo.
+        size: Bytes.
+        digest: ``sha256:<hex>`` where it is known or was computed, ``sha1-git:<hex>`` for a small file of the Hub that
+            was not read yet; empty where no identity is needed (``overlay fuse``).
+    """
+
+    repo: str
+    revision: str
+    path: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """``nbytes`` bytes of ``input`` from the absolute file offset ``offset``."""
+
+    input: Input
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """Bytes known when the plan is made."""
+
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """``nbytes`` zero bytes."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One LoRA pair of a fused weight.
+
+    Attributes:
+        adapter: Name of the adapter, for messages and the record.
+        a_name: Tensor name of A in its file; ``b_name`` likewise. For messages.
+        a: Bytes of A, [rank, in], row-major.
+        b: Bytes of B, [out, rank], row-major.
+        dtype: Stored dtype of both: BF16, F16 or F32.
+        rank: Inner dimension.
+        scale: alpha/rank (or alpha/sqrt(rank)), divided in float64 and rounded once to float32; held as a float.
+    """
+
+    adapter: str
+    a_name: str
+    b_name: str
+    a: Range
+    b: Range
+    dtype: str
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A whole weight [rows, cols] plus the LoRA terms folded into it, in order.
+
+    Attributes:
+        weight: Bytes of W as stored, row-major.
+        dtype: Stored dtype of W: BF16, F16 or F32.
+    """
+
+    weight: Range
+    dtype: str
+    rows: int
+    cols: int
+    terms: tuple[Term, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+
+Piece = Range | Literal | Zeros | Fused
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One tensor of a safetensors output; the pieces' sizes add up to its own. A ``Fused`` piece stands alone."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsFile:
+    """A safetensors file written by this program, tensors in any order (the writer lays them out canonically)."""
+
+    path: str
+    metadata: dict[str, str]
+    tensors: tuple[OutputTensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedFile:
+    """An input file as it is, linked or copied."""
+
+    path: str
+    input: Input
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedFile:
+    """A small file whose bytes the plan already holds (JSON, mostly)."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AliasFile:
+    """A second name for another output file of the same plan."""
+
+    path: str
+    of: str
+
+
+OutputFile = SafetensorsFile | CarriedFile | GeneratedFile | AliasFile
