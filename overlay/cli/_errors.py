@@ -1,0 +1,168 @@
+"""The one place that turns an exception into a message and an exit status."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import overlay
+from overlay.cli._output import SCHEMA_VERSION, say, style
+from overlay.errors import CannotWrite, NotHere, OverlayError, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Failure", "Terminated", "failure_of", "redact", "report"]
+
+USAGE = 2
+BUG = 70
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+TERMINATED = 143
+
+_CANNOT_WRITE = {
+    errno.ENOSPC: ("no-space", "free some room, or choose another root with --cache-root"),
+    errno.EDQUOT: ("no-space", "free some of the quota, or choose another root with --cache-root"),
+    errno.EFBIG: ("file-too-large", "choose a root on a filesystem without that limit with --cache-root"),
+    errno.EROFS: ("read-only", "choose a writable root with --cache-root"),
+    errno.EACCES: ("no-permission", "check the owner and mode of that path, or choose another root with --cache-root"),
+    errno.EPERM: ("no-permission", "check the owner and mode of that path, or choose another root with --cache-root"),
+    errno.ENOSYS: ("filesystem-lacks", "see what this root can do: overlay doctor"),
+    errno.EOPNOTSUPP: ("filesystem-lacks", "see what this root can do: overlay doctor"),
+    errno.EXDEV: ("filesystem-lacks", "see what this root can do: overlay doctor"),
+    errno.EIO: ("disk-error", "look for disk errors in the kernel log: dmesg"),
+}
+_TRANSIENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN, errno.EBUSY, errno.ESTALE}
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is reported of an error, on stderr or as the ``error`` of a JSON document.
+
+    Attributes:
+        code: Stable identifier, for scripts.
+        message: The place, what was found, what was expected.
+        hint: What to do next.
+        status: Exit status.
+        data: The facts of the message by name.
+    """
+
+    code: str
+    message: str
+    hint: str | None
+    status: int
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def failure_of(error: BaseException, args: Sequence[str]) -> Failure | int:  # noqa: PLR0911  # one line a kind
+    """Describe ``error``; a bare status where nothing is to be said."""
+    match error:
+        case OverlayError():
+            return Failure(error.code, error.message, error.hint, error.exit_status, error.data)
+        case click.exceptions.Exit():
+            return error.exit_code
+        case click.exceptions.NoArgsIsHelpError():
+            say(error.format_message(), err=True)
+            return USAGE
+        case click.ClickException():
+            return _usage(error)
+        case KeyboardInterrupt() | EOFError() | click.Abort():
+            return Failure("interrupted", "interrupted", "run the same command again to go on", INTERRUPTED)
+        case Terminated():
+            return Failure("terminated", "terminated by SIGTERM", "run the same command again to go on", TERMINATED)
+        case SystemExit():
+            return error.code if isinstance(error.code, int) else BUG
+        case BrokenPipeError():
+            return PIPE_CLOSED
+        case OSError():
+            return _os_error(error) or _bug(error, args)
+        case _:
+            return _bug(error, args)
+
+
+def report(failure: Failure | int, args: Sequence[str], error: BaseException) -> int:
+    """Print ``failure`` and return the exit status. Never raises: there is nobody left to tell."""
+    if isinstance(failure, int):
+        if failure == PIPE_CLOSED:
+            _silence()
+        return failure
+    try:
+        if failure.status == BUG and (os.environ.get("OVERLAY_DEBUG") or {"-v", "--verbose"} & set(args)):
+            say(redact("".join(traceback.format_exception(error)).rstrip()), err=True)
+        if "--json" in args:  # looked up in the raw arguments: they may not have been parsed
+            document = {"schema_version": SCHEMA_VERSION, "error": asdict(failure)}
+            say(json.dumps(document, indent=2, default=str))
+        say(f"{style(f'error[{failure.code}]', 'bad')}: {failure.message}", err=True)
+        if failure.hint:
+            say(f"{style('hint', 'dim')}: {failure.hint}", err=True)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence()
+    return failure.status
+
+
+def redact(text: str) -> str:
+    """Remove what may be a secret: tokens, and the user part of URLs."""
+    text = re.sub(r"\bhf_\w+", "hf_***", text)
+    text = re.sub(r"://[^/\s@]+@", "://***@", text)
+    token = os.environ.get("HF_TOKEN")
+    return text.replace(token, "***") if token else text
+
+
+def _usage(error: click.ClickException) -> Failure:
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    where = ctx.command_path if ctx else "overlay"
+    return Failure("usage", error.format_message(), f"{where} --help", USAGE)
+
+
+def _os_error(error: OSError) -> Failure | None:
+    """A system error that no part of the program expected but that is no bug."""
+    place = f"{error.filename}: " if error.filename is not None else ""
+    message = f"{place}{error.strerror or error}"
+    data = {"errno": errno.errorcode.get(error.errno or 0), "path": _text(error.filename)}
+    if error.errno in _CANNOT_WRITE:
+        code, hint = _CANNOT_WRITE[error.errno]
+        return Failure(code, message, hint, CannotWrite.exit_status, data)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        hint = "it may have been removed while this ran; run the same command again"
+        return Failure("file-vanished", message, hint, NotHere.exit_status, data)
+    if isinstance(error, ConnectionError | TimeoutError) or error.errno in _TRANSIENT:
+        return Failure("transient", message, "run the same command again", TryAgain.exit_status, data)
+    return None
+
+
+def _bug(error: BaseException, args: Sequence[str]) -> Failure:
+    if isinstance(error, MemoryError):
+        message, hint = (
+            "out of memory",
+            "lower --memory or --jobs; if that does not help, report it with the data below",
+        )
+    else:
+        message = f"{type(error).__name__}: {redact(str(error))}"
+        hint = "this is a bug in overlay; please report it with the line below and the output of: overlay doctor"
+    command = redact(shlex.join(["overlay", *args]))
+    versions = f"overlay {overlay.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    return Failure("bug", message, f"{hint}\n  {versions}, command: {command}", BUG, {"command": command})
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else str(path)
+
+
+def _silence() -> None:
+    # Python flushes stdout once more when it exits; that must not print a second complaint about the closed pipe.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,79 @@
+"""The ``overlay`` command: finds the module of a subcommand when it is asked for, and ends with the right status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+import overlay
+from overlay.cli._errors import Terminated, failure_of, report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+__all__ = ["COMMANDS", "cli", "main", "run"]
+
+COMMANDS = ("resolve", "path", "prewarm", "fuse", "verify", "compare", "cache", "doctor", "demo")
+_MODULES = {"path": "resolve"}
+_ALIASES = {"materialize": "prewarm"}
+
+
+class _Commands(click.Group):
+    """Imports ``overlay.cli.<command>`` on first use, so that one command never pays for another."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click passes it
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        name = _ALIASES.get(cmd_name, cmd_name)
+        if name not in COMMANDS:
+            return None
+        module = import_module(f"overlay.cli.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name)
+        return command
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "OVERLAY"},
+    epilog="Exit statuses: 0 done, 1 a check failed, 2 usage, 3 not here, 4 cannot write, 5 try again, 6 refused, "
+    "7 untrusted, 70 a bug.",
+)
+@click.version_option(overlay.__version__, prog_name="overlay", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Turn pinned deltas (a base, adapters, an overlay) into one verified directory of plain safetensors."""
+
+
+def run(args: Sequence[str]) -> int:
+    """Run one command line and return its exit status; every error is reported here and nowhere else."""
+    try:
+        with cli.make_context("overlay", list(args)) as ctx:
+            cli.invoke(ctx)
+        sys.stdout.flush()
+    except BaseException as error:  # noqa: BLE001  # the last place: whatever it is gets its message and status
+        return report(failure_of(error, args), args, error)
+    return 0
+
+
+def main() -> NoReturn:
+    """Entry point of the ``overlay`` program."""
+    if sys.platform != "linux":
+        click.echo("error[not-linux]: overlay runs on Linux only: it relies on Linux file operations", err=True)
+        click.echo("hint: run it in a Linux container or virtual machine", err=True)
+        sys.exit(2)
+    if "_OVERLAY_COMPLETE" in os.environ:
+        cli.main(prog_name="overlay")
+    signal.signal(signal.SIGTERM, _terminate)
+    sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
+    # Raised rather than fatal, so that staging is cleaned up on the way out; a second signal does not wait for that.
+    signal.signal(signum, signal.SIG_DFL)
+    raise Terminated

@@ -1,0 +1,87 @@
+"""The options that every command has, and what they are handed on as."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from overlay.cli._output import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["DIRECTORY", "FILE", "Common", "common_options"]
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+# OVERLAY_REGISTRY and OVERLAY_CACHE_ROOT are read where the registry and the root are chosen, because the answer
+# names which of flag, variable and file decided; click must not turn them into flags. --json has no variable, so that
+# an error met while parsing is printed in the form that was asked for.
+_OPTIONS = (
+    click.option("--json", "as_json", is_flag=True, allow_from_autoenv=False, help="Print one JSON document."),
+    click.option("--registry", type=FILE, allow_from_autoenv=False, help="Registry file.  [env: OVERLAY_REGISTRY]"),
+    click.option(
+        "--cache-root",
+        type=DIRECTORY,
+        allow_from_autoenv=False,
+        help="Root of the cache.  [env: OVERLAY_CACHE_ROOT, SGLANG_DIFFUSION_CACHE_ROOT]",
+    ),
+    click.option(
+        "--hub", type=DIRECTORY, envvar="OVERLAY_HUB", help="Folder DIR/<org>/<name>/<revision> to read from."
+    ),
+    click.option("--offline", is_flag=True, envvar="OVERLAY_OFFLINE", help="Make no request."),
+    click.option("-q", "--quiet", is_flag=True, envvar="OVERLAY_QUIET", help="No progress, no remarks."),
+    click.option("-v", "--verbose", is_flag=True, envvar="OVERLAY_VERBOSE", help="Details, and tracebacks of bugs."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """Values of the common options.
+
+    Attributes:
+        registry: Registry file given by flag.
+        cache_root: Cache root given by flag.
+        hub: Folder that stands for the Hub.
+        offline: Make no request.
+        output: Where results and remarks go.
+    """
+
+    registry: Path | None
+    cache_root: Path | None
+    hub: Path | None
+    offline: bool
+    output: Output
+
+
+def common_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the common options; it receives them as its first argument, a :class:`Common`."""
+
+    @functools.wraps(function)
+    def command(
+        *,
+        as_json: bool,
+        registry: Path | None,
+        cache_root: Path | None,
+        hub: Path | None,
+        offline: bool,
+        quiet: bool,
+        verbose: bool,
+        **options: Any,
+    ) -> None:
+        logging.basicConfig(
+            format="%(name)s: %(message)s",
+            level=logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING,
+        )
+        output = Output(json=as_json, quiet=quiet, verbose=verbose)
+        function(Common(registry, cache_root, hub, offline, output), **options)
+
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command

@@ -1,0 +1,116 @@
+"""What is printed and how: data on stdout, the rest on stderr, colour on terminals only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_bytes", "format_seconds", "say", "style"]
+
+SCHEMA_VERSION = 1
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
+Role = Literal["good", "warn", "bad", "dim", "strong"]
+_STYLES: dict[Role, dict[str, Any]] = {
+    "good": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "bad": {"fg": "red", "bold": True},
+    "dim": {"dim": True},
+    "strong": {"bold": True},
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command's result and remarks go.
+
+    Attributes:
+        json: The result is one JSON document on stdout.
+        quiet: No remarks and no progress; warnings and errors stay.
+        verbose: Details too.
+    """
+
+    json: bool
+    quiet: bool
+    verbose: bool
+
+    def result(self, document: Any, text: Callable[[], Iterable[str]]) -> None:
+        """Print a result: the dataclass ``document`` with ``--json``, else the lines of ``text()``."""
+        if self.json:
+            fields = {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(document)
+            say(json.dumps(fields, indent=2, default=os.fspath))
+        else:
+            for line in text():
+                say(line)
+
+    def remark(self, message: str) -> None:
+        """Something that helps a reader but is not the result."""
+        if not self.quiet:
+            say(message, err=True)
+
+    def detail(self, message: str) -> None:
+        """Something for ``-v``."""
+        if self.verbose:
+            say(message, err=True)
+
+    def warning(self, message: str) -> None:
+        """Something that the user should act on though the command goes on."""
+        say(f"{style('warning', 'warn')}: {message}", err=True)
+
+
+def style(text: str, role: Role) -> str:
+    """``text`` in the colour of its role; :func:`say` takes the colour out again where it does not belong."""
+    return click.style(text, **_STYLES[role])
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Print one line, in colour where the stream shows it.
+
+    ``NO_COLOR`` beats ``FORCE_COLOR``, which beats whether the stream is a terminal.
+    """
+    stream = sys.stderr if err else sys.stdout
+    if os.environ.get("NO_COLOR"):
+        color = False
+    else:
+        color = bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
+    click.echo(text, err=err, color=color)
+
+
+def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ") -> list[str]:
+    """Rows of cells as aligned lines. Widths ignore colour codes; the last column is never padded."""
+    count = max((len(row) for row in rows), default=0)
+    widths = [max((len(click.unstyle(row[i])) for row in rows if i < len(row) - 1), default=0) for i in range(count)]
+    lines = []
+    for row in rows:
+        padded = [cell + " " * (widths[i] - len(click.unstyle(cell))) for i, cell in enumerate(row[:-1])]
+        lines.append((indent + gap.join([*padded, *row[-1:]])).rstrip())
+    return lines
+
+
+def format_bytes(nbytes: int) -> str:
+    """A size for people: powers of 1000, one decimal (``149.5 GB``)."""
+    if abs(nbytes) < 1000:  # noqa: PLR2004  # the base of the units
+        return f"{nbytes} B"
+    exponent = 1
+    while exponent < len(_UNITS) and abs(nbytes) / 1000**exponent >= 999.95:  # noqa: PLR2004  # rounds to 1000.0
+        exponent += 1
+    return f"{nbytes / 1000**exponent:.1f} {_UNITS[exponent - 1]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: ``0.8 s``, ``42 s``, ``2 min 05 s``, ``1 h 03 min``."""
+    if seconds < 9.95:  # noqa: PLR2004  # below ten seconds a decimal is worth reading
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004  # seconds a minute
+        return f"{whole} s"
+    if whole < 3600:  # noqa: PLR2004  # seconds an hour
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
