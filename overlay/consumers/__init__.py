@@ -1,0 +1,1 @@
+"""What a given runtime expects on disk."""

@@ -1,0 +1,145 @@
+"""What a registry says, as values: pins, recipes, entries, and what a model name resolves to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["LOCAL", "Entry", "Need", "Pin", "Recipe", "Registry", "Resolution", "ServerSpec"]
+
+LOCAL = "local"
+"""The revision of a folder, which has no commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One repo at one commit.
+
+    Attributes:
+        repo: Repo id (``org/name``); an absolute folder where ``revision`` is ``local``.
+        revision: 40 lower-case hex digits, ``local`` for a folder, or None where nobody has established a commit.
+        floating: Why there is no commit; None exactly where ``revision`` is given.
+    """
+
+    repo: str
+    revision: str | None
+    floating: str | None = None
+
+    def __str__(self) -> str:
+        """``org/name@6d052b3e9cc6``: the first twelve digits, as every command prints a pin."""
+        return f"{self.repo}@{self.revision[:12] if self.revision else 'floating'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Need(Pin):
+    """A secondary repo of a recipe.
+
+    Attributes:
+        components: Folders of the repo that the recipe takes whole; empty where the recipe itself names the paths.
+    """
+
+    components: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the output is made.
+
+    Attributes:
+        name: ``vdn-h3``, ``lora``, ``mappings`` or ``python``.
+        options: JSON-representable, complete (defaults filled in).
+            ``vdn-h3``: ``stage`` (str).
+            ``lora``: ``base`` and ``adapters`` (a list, in fusing order), each place a ``{"repo": str, "path": str}``
+            whose repo is the source's or that of a need, and whose path is ``""`` for the root of the repo.
+            ``mappings`` and ``python``: none.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSpec:
+    """What an sglang server was told about a model, verbatim, where that is not its built-in table.
+
+    Attributes:
+        overlay_repo_id: Repo id or path as written: sglang does not normalise it, and it enters the server's key.
+        overlay_revision: As written; ``main`` where an exported registry gives none, ``local`` for an overlay folder.
+        source_revision: As written; None where it is not given.
+    """
+
+    overlay_repo_id: str
+    overlay_revision: str
+    source_revision: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model of a registry, complete.
+
+    Attributes:
+        model: The key: what a user names.
+        source: The repo that the model's files come from; mostly of the same name as the key.
+        overlay: The repo that says how to turn the source into what a runtime loads; None for a ``lora`` without one.
+        overlay_fingerprint: sglang's fingerprint of the overlay's metadata files (64 hex), if the registry holds it.
+        needs: Secondary repos.
+        recipe: How the output is made.
+        line: Line of the entry in ``origin``, from 1.
+        origin: The registry file, variable or manifest that last changed the entry.
+        materializer_version: What the overlay's manifest says, as far as the registry knows (sglang's default: ``v1``).
+        server: What a server was told, if not its built-in table.
+    """
+
+    model: str
+    source: Pin
+    overlay: Pin | None
+    overlay_fingerprint: str | None
+    needs: tuple[Need, ...]
+    recipe: Recipe
+    line: int
+    origin: str
+    materializer_version: str = "v1"
+    server: ServerSpec | None = None
+
+    @property
+    def pins(self) -> tuple[Pin, ...]:
+        """Every repo of the entry: source, overlay if any, needs."""
+        return (self.source, *((self.overlay,) if self.overlay else ()), *self.needs)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """The registry in force, every override applied.
+
+    Attributes:
+        path: The file in force.
+        entries: By model, in the order of the files.
+        replaced: By model, one sentence for each value that an override replaced.
+    """
+
+    path: str
+    entries: Mapping[str, Entry]
+    replaced: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """What a name or path on the command line stands for.
+
+    Attributes:
+        model: The registry key, or the ``source_model_id`` of an overlay folder.
+        entry: The pins and the recipe.
+        registry_path: The registry file in force.
+        notes: What the user should know: overrides, a local source, floating pins.
+        source_folder: The folder that takes the place of ``entry.source``, if one was named; absolute.
+    """
+
+    model: str
+    entry: Entry
+    registry_path: str
+    notes: tuple[str, ...] = ()
+    source_folder: Path | None = None
