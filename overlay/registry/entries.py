@@ -35,13 +35,15 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
-class Need(Pin):
+class Need:
     """A secondary repo of a recipe.
 
     Attributes:
+        pin: The repo and its commit.
         components: Folders of the repo that the recipe takes whole; empty where the recipe itself names the paths.
     """
 
+    pin: Pin
     components: tuple[str, ...] = ()
 
 
@@ -108,7 +110,7 @@ class Entry:
     @property
     def pins(self) -> tuple[Pin, ...]:
         """Every repo of the entry: source, overlay if any, needs."""
-        return (self.source, *((self.overlay,) if self.overlay else ()), *self.needs)
+        return (self.source, *((self.overlay,) if self.overlay else ()), *(need.pin for need in self.needs))
 
 
 @dataclass(frozen=True, slots=True)
