@@ -1,0 +1,320 @@
+"""What sglang 0.5.22 and 0.5.23 expect on disk: where they look for a materialization, and what marks it as finished.
+
+The server derives a directory name from what it was told about the overlay (its built-in table, or an exported
+registry) and from the overlay's own small files. Everything here repeats that derivation to the byte; nothing of it is
+this program's choice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput, InvalidUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from overlay.registry import Entry
+
+__all__ = [
+    "BUILT_IN",
+    "MARKER_NAME",
+    "METADATA_PATTERNS",
+    "BuiltIn",
+    "Identity",
+    "cache_root",
+    "enters_fingerprint",
+    "extra_files",
+    "identity_of",
+    "is_metadata",
+    "location_name",
+    "lock_file_name",
+    "marker_bytes",
+    "overlay_fingerprint",
+]
+
+MARKER_NAME = ".sglang_overlay_materialized.json"
+"""The server tests that this file exists; it never reads it."""
+
+METADATA_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
+"""What the server downloads of an overlay repo; ``*`` crosses ``/``."""
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
+_MAX_FILE_NAME = 255
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """One row of the server's built-in table. ``source_revision`` enters the key only where the row has one."""
+
+    overlay_repo_id: str
+    overlay_revision: str
+    source_revision: str | None = None
+
+
+BUILT_IN: Mapping[str, BuiltIn] = {
+    "tencent/Hy-Nomas": BuiltIn(
+        "Niehen6174/Hy-Nomas-overlay",
+        "14088cc131c66fb7265cefbf99276428ccd5a957",
+        "dea948068220d1037f1d1c10b95b6793d92bee28",
+    ),
+    "Lightricks/LTX-2.3": BuiltIn("MickJ/LTX-2.3-overlay", "e0cc94f279ec16bb87c230134d40319f6ce40c5e"),
+    "jdopensource/JoyAI-Echo": BuiltIn(
+        "Niehen6174/JoyAI-Echo-overlay",
+        "0a19f315c96532b7a5f61bcd765d1fefdd83dc7d",
+        "4187f9a53c6eff3a76c51e79bd27f70d10f7591b",
+    ),
+    "Efficient-Large-Model/SANA-WM_bidirectional": BuiltIn(
+        "sjmshsh/SANA-WM_bidirectional-overlay", "e611beacbcc0cf33c676306ae0eb89f149e044ad"
+    ),
+    "Efficient-Large-Model/SANA-WM_streaming": BuiltIn(
+        "AgainstEntropy/SANA-WM_streaming-overlay", "62c6840871ecc3559189047513ba0670e1bf62e7"
+    ),
+    "FastVideo/FastVideo-FastH3-8-Step-V2": BuiltIn(
+        "kevin-mi/FastH3-8step-V2-overlay", "308e2dd627218c40ae759a93745429800771a625"
+    ),
+    "OpenVDN/vdn-minimax-h3": BuiltIn("kevin-mi/VDN-H3-overlay", "7de18275dddfe59da36a234e222bcdd274963bc3"),
+    "FastVideo/FastVideo-FastH3-Omni-8-Step-V1": BuiltIn(
+        "Niehen6174/FastH3-Omni-overlay",
+        "953ede55daf20a70cc6f0b59464293e2f408608c",
+        "53e0d26a1691aa473b6262d8196a8feb2c297df0",
+    ),
+}
+"""The built-in table of 0.5.23; a server with no exported registry takes its models from here."""
+
+
+def is_metadata(path: str) -> bool:
+    """Whether the server downloads this file of an overlay repo (POSIX path inside it)."""
+    return any(fnmatchcase(path, pattern) for pattern in METADATA_PATTERNS)
+
+
+def enters_fingerprint(path: str) -> bool:
+    """Whether this file of an overlay folder is hashed: weights and two kinds of generated folders are not."""
+    *folders, name = path.split("/")
+    generated = any(folder == "__pycache__" or folder.endswith(".egg-info") for folder in folders)
+    return not generated and not name.endswith(_WEIGHT_SUFFIXES)
+
+
+def extra_files(paths: Iterable[str]) -> tuple[str, ...]:
+    """Files that would be hashed but that the server itself never downloads, sorted.
+
+    A snapshot that was once fetched whole holds such files (``.gitattributes``, LICENSE, pictures), and a server on the
+    same Hub cache then looks for another directory than a fresh one.
+    """
+    return tuple(sorted(path for path in paths if enters_fingerprint(path) and not is_metadata(path)))
+
+
+def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]], *, metadata_only: bool = False) -> str:
+    """SHA-256 over the paths and contents of an overlay's small files: 64 hex digits.
+
+    For each file, in order: its POSIX path in UTF-8, then the 32 bytes of the SHA-256 of its content. In each folder
+    the files come first, sorted, then the sub-folders, sorted. Links to files are followed, links to folders are not.
+
+    Args:
+        overlay: A folder, or pairs of path and content in any order.
+        metadata_only: Hash only what the server downloads: right for a pinned Hub repo, whatever else lies in its
+            snapshot. A folder that is served in place (a direct overlay) is hashed with everything in it.
+
+    Raises:
+        BrokenInput: A file of the folder is a dangling link, or no regular file, or its name is not UTF-8.
+    """
+    files: Iterable[tuple[str, bytes | Path]] = _walk(overlay) if isinstance(overlay, Path) else overlay
+    whole = hashlib.sha256()
+    for path, content in sorted(files, key=lambda file: _walk_order(file[0])):
+        if enters_fingerprint(path) and (is_metadata(path) or not metadata_only):
+            whole.update(_utf8(path))
+            whole.update(_sha256(content))
+    return whole.hexdigest()
+
+
+def _walk(root: Path) -> Iterator[tuple[str, Path]]:
+    def refuse(error: OSError) -> None:
+        raise BrokenInput(
+            f"{error.filename}: cannot be listed: {error.strerror}", code="unreadable-folder", path=str(error.filename)
+        ) from error
+
+    for folder, _, names in os.walk(root, onerror=refuse):
+        for name in names:
+            file = Path(folder, name)
+            yield file.relative_to(root).as_posix(), file
+
+
+def _utf8(path: str) -> bytes:
+    try:
+        return path.encode()
+    except UnicodeEncodeError as error:
+        raise BrokenInput(f"the file name {path!r} is not UTF-8", code="file-name-not-utf8", path=repr(path)) from error
+
+
+def _sha256(content: bytes | Path) -> bytes:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).digest()
+    if not content.is_file():
+        raise BrokenInput(
+            f"{content}: expected a file, found a dangling link or a special file",
+            code="not-a-file",
+            hint="download the overlay again, or remove the link",
+            path=str(content),
+        )
+    with content.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").digest()
+
+
+def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:
+    *folders, name = path.split("/")
+    return (*((True, folder) for folder in folders), (False, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the server hashes into the name of a directory; strings as it was told them.
+
+    Attributes:
+        source_model_id: The registry key, whatever the server was started with; the manifest's for a direct overlay.
+        overlay_revision: The literal text (``main``, a commit, ``local``), never what it resolved to.
+        source_revision: None or empty: the field is left out of the key.
+    """
+
+    source_model_id: str
+    overlay_repo_id: str
+    overlay_revision: str
+    materializer_version: str
+    overlay_fingerprint: str
+    source_revision: str | None = None
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The five fields, and ``source_revision`` where there is one."""
+        fields = {
+            "source_model_id": self.source_model_id,
+            "overlay_repo_id": self.overlay_repo_id,
+            "overlay_revision": self.overlay_revision,
+            "materializer_version": self.materializer_version,
+            "overlay_fingerprint": self.overlay_fingerprint,
+        }
+        return {**fields, "source_revision": self.source_revision} if self.source_revision else fields
+
+    @property
+    def key16(self) -> str:
+        """First 16 hex digits of the SHA-256 of the fields as JSON."""
+        return _key16(self.fields)
+
+    @property
+    def location_name(self) -> str:
+        """Directory under ``materialized_models`` where the server looks."""
+        return _location_name(self.source_model_id, self.key16)
+
+
+def _key16(document: Mapping[str, object]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _location_name(model: str, key: str) -> str:
+    return f"{model.replace('/', '__')}-{key}"
+
+
+def identity_of(
+    entry: Entry, fingerprint: str, materializer_version: str = "v1", *, manifest_source_revision: str | None = None
+) -> Identity:
+    """The identity that a server computes for an entry that has an overlay.
+
+    With an exported registry (or an overlay folder) that is what the server was told; else what its built-in table
+    would hold with the entry's pins: a source commit enters only where the table has one for this model.
+
+    Args:
+        entry: The model; its overlay's pin is given.
+        fingerprint: Of the overlay, see :func:`overlay_fingerprint`.
+        materializer_version: From the overlay's manifest.
+        manifest_source_revision: ``source_revision`` of the overlay's manifest: used where the server was told none.
+    """
+    if entry.overlay is None:
+        raise ValueError(f"{entry.model} has no overlay, so no server has a key for it")
+    if entry.server is not None:
+        repo, revision = entry.server.overlay_repo_id, entry.server.overlay_revision
+        source_revision = entry.server.source_revision
+    else:
+        repo, revision = entry.overlay.repo, entry.overlay.revision or "main"
+        row = BUILT_IN.get(entry.model)
+        source_revision = entry.source.revision if row and row.source_revision else None
+    return Identity(
+        entry.model, repo, revision, materializer_version, fingerprint, source_revision or manifest_source_revision
+    )
+
+
+def location_name(
+    entry: Entry,
+    fingerprint: str | None,
+    materializer_version: str = "v1",
+    *,
+    manifest_source_revision: str | None = None,
+) -> str:
+    """Directory name of an entry's location, such as ``OpenVDN__vdn-minimax-h3-e541eaf4b41d4e5c``.
+
+    An entry without an overlay has no key of the server's; its location is named by its pins and its recipe.
+
+    Args:
+        entry: The model.
+        fingerprint: Of the overlay; None only where the entry has none.
+        materializer_version: From the overlay's manifest.
+        manifest_source_revision: From the overlay's manifest.
+    """
+    if entry.overlay is None:
+        return _location_name(entry.model, _key16(_own_identity(entry)))
+    if fingerprint is None:
+        raise ValueError(f"the location of {entry.model} depends on its overlay's fingerprint")
+    return identity_of(
+        entry, fingerprint, materializer_version, manifest_source_revision=manifest_source_revision
+    ).location_name
+
+
+def _own_identity(entry: Entry) -> dict[str, object]:
+    return {
+        "source": [entry.source.repo, entry.source.revision],
+        "needs": [[need.pin.repo, need.pin.revision, *need.components] for need in entry.needs],
+        "recipe": {"name": entry.recipe.name, **entry.recipe.options},
+    }
+
+
+def marker_bytes(identity: Identity, source: str) -> bytes:
+    """Content of the marker file, in the server's own form.
+
+    Args:
+        identity: What the directory is named by.
+        source: ``org/name@revision``. The server puts the absolute folder here and never reads it back; a
+            materialization that can move between hosts names none.
+    """
+    marker = {**identity.fields, "source_revision": identity.source_revision, "source_dir": source}
+    return json.dumps(marker, indent=2, sort_keys=True).encode()
+
+
+def lock_file_name(identity: Identity) -> str:
+    """File that the server locks, in its temporary folder, while it materializes."""
+    told = f"{identity.source_model_id}::{identity.overlay_repo_id}::{identity.overlay_revision}"
+    name = f"overlay-materialize::{told}".replace("/", "-")
+    digest = hashlib.sha256(name.encode()).hexdigest()
+    long_name = f"{digest}{name}.lock"
+    return long_name if len(long_name.encode()) <= _MAX_FILE_NAME else f"{digest}.lock"
+
+
+def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
+    """The cache root that a server with this environment uses, absolute; not created.
+
+    Raises:
+        InvalidUsage: ``SGLANG_DIFFUSION_CACHE_ROOT`` is set but empty: the server would use its working directory.
+    """
+    root = environ.get("SGLANG_DIFFUSION_CACHE_ROOT")
+    if root == "":
+        raise InvalidUsage(
+            "SGLANG_DIFFUSION_CACHE_ROOT is set but empty: a server would materialize into its working directory",
+            code="empty-cache-root",
+            hint="unset it, or give it a folder",
+        )
+    if root is None:
+        root = os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "sgl_diffusion")  # noqa: PTH118 - as the server
+    return Path(os.path.expanduser(root)).absolute()  # noqa: PTH111 - Path.expanduser raises for an unknown ~user
