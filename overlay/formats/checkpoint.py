@@ -1,0 +1,215 @@
+"""A checkpoint: the safetensors files of one folder, checked against the index that lists them."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import BrokenInput, NotHere
+from overlay.formats.files import safe_path
+from overlay.formats.strict_json import parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from overlay.formats.files import Files
+    from overlay.formats.header import Header, TensorInfo
+
+__all__ = ["Checkpoint", "read_checkpoint"]
+
+_WEIGHTS = ".safetensors"
+_INDEX = ".safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+_NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The tensors of a folder.
+
+    Attributes:
+        folder: Path of the folder in its ``Files``; empty for the root.
+        index: Path of the index file in its ``Files``; None for files without one.
+        index_json: The index, whole; None likewise.
+        shards: Header of every shard, by path relative to ``folder``, sorted.
+        weight_map: Shard (relative to ``folder``) of every tensor, by name.
+    """
+
+    folder: str
+    index: str | None
+    index_json: Mapping[str, Any] | None
+    shards: Mapping[str, Header]
+    weight_map: Mapping[str, str]
+
+    def tensor(self, name: str) -> tuple[str, TensorInfo]:
+        """The shard and place of a tensor. Raises ``KeyError`` for a name that is not in ``weight_map``."""
+        shard = self.weight_map[name]
+        return shard, self.shards[shard].tensors[name]
+
+
+def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
+    """Reads every header of a folder's checkpoint and holds them against its index.
+
+    Args:
+        files: The repo or folder that holds it.
+        folder: Path of the folder in ``files``; empty for the root.
+
+    Raises:
+        NotHere: No safetensors file there.
+        BrokenInput: A bad header or index; shards missing or left over (all of them are listed); a tensor that is not
+            where the index says, not in the index, or in two shards; pickled weights only.
+    """
+    folder = safe_path(folder, files.name) if folder else ""
+    prefix = folder and folder + "/"
+    inside = [path.removeprefix(prefix) for path in files.paths() if path.startswith(prefix)]
+    here = [path for path in inside if "/" not in path]
+    indexes = [path for path in here if path.endswith(_INDEX)]
+    where = files.where(folder) if folder else files.name
+    if len(indexes) > 1:
+        raise BrokenInput(
+            f"{where}: {len(indexes)} indexes ({_some(indexes)}), expected one",
+            code="two-indexes",
+            hint="keep one variant of the weights in the folder",
+            where=where,
+            indexes=indexes,
+        )
+    if not indexes:
+        return _without_index(files, folder, here, where)
+    index = prefix + indexes[0]
+    document = parse_object(files.read_bytes(index), files.where(index))
+    wanted = _weight_map(document, files.where(index))
+    listed = sorted(set(wanted.values()))
+    places = {"", *(posixpath.dirname(shard) for shard in listed)}
+    present = {path for path in inside if path.endswith(_WEIGHTS) and posixpath.dirname(path) in places}
+    _check_files(listed, set(inside), present, files.where(index))
+    shards = {shard: files.header(prefix + shard) for shard in listed}
+    _check_tensors(wanted, _tensor_shards(shards, where), files.where(index))
+    return Checkpoint(folder, index, document, shards, wanted)
+
+
+def _without_index(files: Files, folder: str, here: list[str], where: str) -> Checkpoint:
+    names = [path for path in here if path.endswith(_WEIGHTS)]
+    if not names:
+        raise _no_weights(here, where)
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        stem, total = match["stem"], match["total"]
+        whole = [f"{stem}-{number:05d}-of-{total}{_WEIGHTS}" for number in range(1, int(total) + 1)]
+        _check_files(whole, set(names), set(), f"{where} (numbered shards, no index)")
+    prefix = folder and folder + "/"
+    shards = {name: files.header(prefix + name) for name in sorted(names)}
+    return Checkpoint(folder, None, None, shards, _tensor_shards(shards, where))
+
+
+def _weight_map(document: Mapping[str, Any], where: str) -> dict[str, str]:
+    entries = document.get("weight_map")
+    if not isinstance(entries, dict) or not entries:
+        raise BrokenInput(
+            f"{where}: weight_map is {'missing' if entries is None else repr(entries)[:80]},"
+            " expected tensor names with their shard",
+            code="bad-index",
+            hint="download the index again",
+            where=where,
+        )
+    checked: dict[str, str] = {}
+    for name, shard in entries.items():
+        if not isinstance(shard, str) or not shard.endswith(_WEIGHTS):
+            raise BrokenInput(
+                f"{where}: weight_map[{name!r}] is {repr(shard)[:80]}, expected a {_WEIGHTS} file",
+                code="bad-index",
+                hint="download the index again",
+                where=where,
+                tensor=name,
+            )
+        checked[name] = safe_path(shard, f"{where}: weight_map[{name!r}]")
+    return checked
+
+
+def _check_files(listed: list[str], existing: Collection[str], present: Collection[str], where: str) -> None:
+    missing = [shard for shard in listed if shard not in existing]
+    if missing:
+        raise BrokenInput(
+            f"{where}: {len(missing)} of {len(listed)} shards are missing: {_some(missing, None)}",
+            code="missing-shards",
+            hint="incomplete download? download the folder again",
+            where=where,
+            missing=missing,
+        )
+    extra = sorted(set(present) - set(listed))
+    if extra:
+        raise BrokenInput(
+            f"{where}: does not list {len(extra)} safetensors files that lie beside its shards: {_some(extra, None)}",
+            code="extra-shards",
+            hint="left over from another version? remove them, or download the index that belongs to them",
+            where=where,
+            extra=extra,
+        )
+
+
+def _tensor_shards(shards: Mapping[str, Header], where: str) -> dict[str, str]:
+    """Shard of every tensor, by what the headers say."""
+    found: dict[str, str] = {}
+    for shard, header in shards.items():
+        for name in header.tensors:
+            if name in found:
+                raise BrokenInput(
+                    f"{where}: tensor {name!r} is in two shards, {found[name]} and {shard}; expected one",
+                    code="tensor-in-two-shards",
+                    hint="remove the file that does not belong there (another variant of the weights?)",
+                    where=where,
+                    tensor=name,
+                    shards=[found[name], shard],
+                )
+            found[name] = shard
+    return found
+
+
+def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
+    misplaced = [name for name, shard in wanted.items() if found.get(name) != shard]
+    if misplaced:
+        name = misplaced[0]
+        actual = f"is in {found[name]}" if name in found else "is in no shard"
+        raise BrokenInput(
+            f"{where}: tensor {name!r} {actual}, expected in {wanted[name]}"
+            f" ({len(misplaced)} of {len(wanted)} tensors are not where the index says: {_some(misplaced)})",
+            code="tensor-not-in-shard",
+            hint="index and shards belong to different versions; download the folder again",
+            where=where,
+            tensors=misplaced,
+        )
+    unlisted = [name for name in found if name not in wanted]
+    if unlisted:
+        raise BrokenInput(
+            f"{where}: does not list {len(unlisted)} tensors of its shards: {_some(unlisted)}",
+            code="tensor-not-in-index",
+            hint="index and shards belong to different versions; download the folder again",
+            where=where,
+            tensors=unlisted,
+        )
+
+
+def _no_weights(here: list[str], where: str) -> BrokenInput | NotHere:
+    pickles = [path for path in here if path.endswith(_PICKLES)]
+    if pickles:
+        return BrokenInput(
+            f"{where}: only pickled weights ({_some(pickles)}), expected {_WEIGHTS}",
+            code="pickled-weights",
+            hint="pickle files can run code when they are read; convert them to safetensors first",
+            where=where,
+            files=pickles,
+        )
+    return NotHere(
+        f"{where}: no {_WEIGHTS} file; found {_some(here) or 'no file at all'}",
+        code="no-weights",
+        hint="check the folder; incomplete download?",
+        where=where,
+    )
+
+
+def _some(names: Iterable[str], limit: int | None = _SHOWN) -> str:
+    """The names for a message: the first ``limit``, and how many more there are."""
+    names = list(names)
+    rest = 0 if limit is None else max(0, len(names) - limit)
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest else "")

@@ -1,0 +1,106 @@
+"""Reading files of this host, with every way in which a file can be unreadable told apart by name."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput, NotHere, OverlayError, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["file_stat", "open_file", "read_span"]
+
+
+def file_stat(path: Path) -> os.stat_result:
+    """Stat of a regular file, through links.
+
+    Raises:
+        NotHere: There is no such file.
+        BrokenInput: A link whose target is missing or that runs in a circle, or something that is not a file.
+        Refused: No permission.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _explain(path, error) from error
+    _require_regular(path, found)
+    return found
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[tuple[int, os.stat_result]]:
+    """A regular file opened for reading: its descriptor and the stat of that very descriptor.
+
+    Raises:
+        OverlayError: As ``file_stat``.
+    """
+    file_stat(path)  # first, because opening a pipe would wait for its writer
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _explain(path, error) from error
+    try:
+        found = os.fstat(descriptor)
+        _require_regular(path, found)
+        yield descriptor, found
+    finally:
+        os.close(descriptor)
+
+
+def read_span(descriptor: int, start: int, nbytes: int) -> bytes:
+    """Up to ``nbytes`` bytes from ``start``; fewer only where the file ends."""
+    parts = []
+    while nbytes > 0 and (part := os.pread(descriptor, nbytes, start)):
+        parts.append(part)
+        start += len(part)
+        nbytes -= len(part)
+    return b"".join(parts)
+
+
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = "a folder" if stat.S_ISDIR(found.st_mode) else "a special file"
+        raise BrokenInput(
+            f"{path}: found {kind}, expected a regular file",
+            code="not-a-file",
+            hint=f"ls -l {path.parent}",
+            where=str(path),
+        )
+
+
+def _explain(path: Path, error: OSError) -> OverlayError:
+    where = str(path)
+    if path.is_symlink() and not isinstance(error, PermissionError):
+        target = str(path.readlink())
+        return BrokenInput(
+            f"{where}: link to {target}, which is not there",
+            code="dangling-link",
+            hint="the file that it points to was removed (a pruned cache?); download it again",
+            where=where,
+            target=target,
+        )
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return NotHere(
+            f"{where}: no such file",
+            code="missing-file",
+            hint=f"ls {path.parent}",
+            where=where,
+        )
+    if isinstance(error, PermissionError):
+        return Refused(
+            f"{where}: no permission to read it",
+            code="unreadable-file",
+            hint=f"ls -l {path.parent}",
+            where=where,
+        )
+    return BrokenInput(
+        f"{where}: cannot be read: {error.strerror}",
+        code="unreadable-file",
+        hint="check the disk or the mount, then try again",
+        where=where,
+    )
