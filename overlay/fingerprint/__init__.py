@@ -1,0 +1,1 @@
+"""Fingerprints: digests of content, always written ``algorithm:hex``."""
