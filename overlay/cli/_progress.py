@@ -1,0 +1,113 @@
+"""Progress on stderr: a bar on a terminal, a line every half minute elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from overlay.cli._output import format_bytes, format_seconds, say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from overlay.cli._output import Output
+
+__all__ = ["Meter", "bytes_progress"]
+
+INTERVAL_S = 30.0
+
+
+class Meter(Protocol):
+    """Counts bytes as they are done."""
+
+    def update(self, nbytes: int) -> object:
+        """``nbytes`` more are done. May be called from any thread."""
+
+    def close(self) -> object:
+        """No more will come."""
+
+
+class _Bar:
+    """A tqdm bar that threads may share."""
+
+    def __init__(self, label: str, total: int) -> None:
+        from tqdm import tqdm
+
+        units = {"unit": "B", "unit_scale": True, "unit_divisor": 1000}
+        self._bar = tqdm(total=total, desc=label, dynamic_ncols=True, file=sys.stderr, **units)
+        self._lock = threading.Lock()
+
+    def update(self, nbytes: int) -> None:
+        with self._lock:
+            self._bar.update(nbytes)
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+class _Silent:
+    def update(self, nbytes: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Lines:
+    """Prints how far it is, how fast and how long it will take, at most once an interval.
+
+    Args:
+        label: What is being done.
+        total: Bytes that will be done.
+        clock: Seconds from any start.
+    """
+
+    def __init__(self, label: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._clock = clock
+        self._started = self._printed = clock()
+        self._lock = threading.Lock()
+
+    def update(self, nbytes: int) -> None:
+        """Count, and print a line when one is due."""
+        with self._lock:
+            self._done += nbytes
+            now = self._clock()
+            if now - self._printed < INTERVAL_S:
+                return
+            self._printed = now
+            say(self._line(now), err=True)
+
+    def close(self) -> None:
+        """Say how long it took, if that was long enough for a line before."""
+        if self._printed > self._started:
+            took = self._clock() - self._started
+            say(f"{self._label}: {format_bytes(self._done)} in {format_seconds(took)}", err=True)
+
+    def _line(self, now: float) -> str:
+        rate = self._done / (now - self._started)
+        parts = [f"{format_bytes(self._done)} of {format_bytes(self._total)}", f"{format_bytes(round(rate))}/s"]
+        if rate > 0 and self._done <= self._total:
+            parts.append(f"{format_seconds((self._total - self._done) / rate)} left")
+        return f"{self._label}: {', '.join(parts)}"
+
+
+@contextmanager
+def bytes_progress(output: Output, label: str, total: int) -> Iterator[Meter]:
+    """Show progress through ``total`` bytes; silent with ``-q``, with ``--json``, and when there is nothing to do."""
+    meter = _meter(output, label, total)
+    try:
+        yield meter
+    finally:
+        meter.close()
+
+
+def _meter(output: Output, label: str, total: int) -> Meter:
+    if output.quiet or output.json or total == 0:
+        return _Silent()
+    return _Bar(label, total) if sys.stderr.isatty() else Lines(label, total)

@@ -1,0 +1,97 @@
+"""Numbers, columns and colours."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from overlay.cli import _output
+
+pytestmark = pytest.mark.no_torch
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "expected"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (149_500_000_000, "149.5 GB"),
+        (999_999_999_999, "1.0 TB"),
+        (5 * 10**18, "5000.0 PB"),
+    ],
+)
+def test_sizes(nbytes: int, expected: str) -> None:
+    """A size has one decimal and a unit that is a power of 1000."""
+    assert expected == _output.format_bytes(nbytes)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0, "0.0 s"),
+        (0.84, "0.8 s"),
+        (9.94, "9.9 s"),
+        (9.95, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3599.6, "1 h 00 min"),
+        (3780, "1 h 03 min"),
+    ],
+)
+def test_durations(seconds: float, expected: str) -> None:
+    """A duration has two figures that matter."""
+    assert expected == _output.format_seconds(seconds)
+
+
+def test_columns_align_whatever_the_colour() -> None:
+    """Colour codes take no room, and no line ends in spaces."""
+    red = "\x1b[31mab\x1b[0m"
+
+    assert _output.columns([["a", "x"], [red, "y", "z"], ["abc"]]) == ["  a   x", f"  {red}  y  z", "  abc"]
+
+
+@pytest.mark.parametrize(
+    ("terminal", "variables", "coloured"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"TERM": "dumb"}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (False, {"FORCE_COLOR": "1"}, True),
+        (True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_colours(monkeypatch: pytest.MonkeyPatch, terminal: bool, variables: dict[str, str], coloured: bool) -> None:  # noqa: FBT001  # a table
+    """Colours show on terminals; NO_COLOR beats FORCE_COLOR."""
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    stream = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    _output.say(_output.style("x", "bad"))
+
+    assert coloured == ("\x1b[" in stream.getvalue())
+
+
+def test_quiet_drops_remarks_but_no_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    """-q silences what is only nice to know."""
+    output = _output.Output(json=False, quiet=True, verbose=False)
+
+    output.remark("remark")
+    output.detail("detail")
+    output.warning("danger")
+
+    assert capsys.readouterr().err == "warning: danger\n"

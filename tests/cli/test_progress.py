@@ -1,0 +1,75 @@
+"""Progress: who sees it, and what it says."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+from overlay.cli import _progress
+from overlay.cli._output import Output
+
+pytestmark = pytest.mark.no_torch
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    """Off a terminal a line comes at most every 30 seconds, with rate and time left, and one at the end."""
+    clock = Clock()
+    lines = _progress.Lines("download", 4_000_000_000, clock)
+
+    for clock.now in (1.0, 29.0, 30.0, 59.0, 60.0):
+        lines.update(400_000_000)
+    clock.now = 70.0
+    lines.close()
+
+    assert capsys.readouterr().err.splitlines() == [
+        "download: 1.2 GB of 4.0 GB, 40.0 MB/s, 1 min 10 s left",
+        "download: 2.0 GB of 4.0 GB, 33.3 MB/s, 1 min 00 s left",
+        "download: 2.0 GB in 1 min 10 s",
+    ]
+
+
+def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is over before the first line is due leaves no line."""
+    with _progress.bytes_progress(Output(json=False, quiet=False, verbose=False), "fuse", 10) as meter:
+        meter.update(10)
+
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal a bar counts up to the total, from any number of threads."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with _progress.bytes_progress(Output(json=False, quiet=False, verbose=False), "fuse", 8_000_000) as meter:
+        threads = [
+            threading.Thread(target=lambda: [meter.update(1000) for _ in range(1000)], daemon=True) for _ in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "fuse: 100%" in err
+    assert "8.00M/8.00M" in err
+
+
+@pytest.mark.parametrize(
+    "output", [Output(json=True, quiet=False, verbose=False), Output(json=False, quiet=True, verbose=False)]
+)
+def test_silent_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: Output) -> None:
+    """-q and --json show no progress, not even on a terminal."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with _progress.bytes_progress(output, "fuse", 10) as meter:
+        meter.update(10)
+
+    assert capsys.readouterr() == ("", "")
