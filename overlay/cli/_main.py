@@ -38,6 +38,14 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:  # click suggests from commands that are loaded already
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+
 
 @click.command(
     cls=_Commands,

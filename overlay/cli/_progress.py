@@ -36,8 +36,9 @@ class _Bar:
     def __init__(self, label: str, total: int) -> None:
         from tqdm import tqdm
 
-        units = {"unit": "B", "unit_scale": True, "unit_divisor": 1000}
-        self._bar = tqdm(total=total, desc=label, dynamic_ncols=True, file=sys.stderr, **units)
+        self._bar = tqdm(
+            total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, dynamic_ncols=True, file=sys.stderr
+        )
         self._lock = threading.Lock()
 
     def update(self, nbytes: int) -> None:
