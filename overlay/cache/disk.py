@@ -1,0 +1,144 @@
+"""The few filesystem steps that everything here is made of, and what their failures mean.
+
+Folders and files get their modes from the umask. Where the root is writable by its group, the cache is taken for a
+shared one and the group's bits are added. No chmod is ever needed for correctness, so none is ever fatal.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import CannotWrite, OverlayError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from overlay.cache.layout import CacheRoot
+
+__all__ = ["cannot_write", "free_room", "fsync", "make_folder", "share_with_group", "write_atomically", "writing"]
+
+_MOVE = "choose another root with --cache-root or OVERLAY_CACHE_ROOT"
+_MEANING = {
+    errno.ENOSPC: ("no-room", f"free some room there (overlay cache gc), or {_MOVE}"),
+    errno.EDQUOT: ("quota-exceeded", f"raise the quota or free some room (overlay cache gc), or {_MOVE}"),
+    errno.EROFS: ("read-only", f"make it writable, or {_MOVE}"),
+    errno.EACCES: ("not-permitted", f"run as a user who may write there, or {_MOVE}"),
+    errno.EPERM: ("not-permitted", f"run as a user who may write there, or {_MOVE}"),
+    errno.EXDEV: ("other-filesystem", f"the whole root must lie on one filesystem; {_MOVE}, or use --link copy"),
+    errno.ENOSYS: ("operation-missing", f"this filesystem lacks the operation: {_MOVE}, on a local disk"),
+    errno.EOPNOTSUPP: ("operation-missing", f"this filesystem lacks the operation: {_MOVE}, on a local disk"),
+    errno.EMLINK: (
+        "too-many-links",
+        f"this file has all the links that its filesystem allows; use --link copy, or {_MOVE}",
+    ),
+}
+# Filesystems without fsync (many FUSE mounts) answer one of these: there is nothing more to do then.
+_NO_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+
+def cannot_write(error: OSError, root: CacheRoot, operation: str, **data: Any) -> CannotWrite:
+    """``error`` as one that names the root, the operation, and what to do."""
+    code, hint = _MEANING.get(error.errno or 0, ("write-failed", f"look at that disk; or {_MOVE}"))
+    reason = error.strerror or str(error)
+    if error.errno == errno.ENOSPC:
+        data["free"] = free_room(root.path)
+        reason += f" ({data['free'] / 1e9:.1f} GB free)"
+    return CannotWrite(
+        f"{root.path}: {operation}: {reason}",
+        code=code,
+        hint=f"{hint} (this root comes from {root.decided_by})",
+        root=str(root.path),
+        decided_by=root.decided_by,
+        operation=operation,
+        errno=errno.errorcode.get(error.errno or 0, "unknown"),
+        path=os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None,
+        **data,
+    )
+
+
+@contextmanager
+def writing(root: CacheRoot, operation: str) -> Iterator[None]:
+    """Everything inside writes under ``root``; its failures become :class:`CannotWrite`.
+
+    Args:
+        root: Named in the error.
+        operation: What is being done, with the system call's name in it: ``rename into objects``.
+    """
+    try:
+        yield
+    except OverlayError:
+        raise
+    except OSError as error:
+        raise cannot_write(error, root, operation) from error
+
+
+def free_room(path: Path) -> int:
+    """Bytes that this user may still write where ``path`` is or will be."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+def fsync(path: Path) -> None:
+    """Put a file or folder on the disk, where the filesystem can."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path, root: CacheRoot) -> None:
+    """Make a folder under the root, and the ones above it; each made one is durable in its parent."""
+    if path.is_dir():
+        return
+    if path != root.path:
+        make_folder(path.parent, root)
+        with suppress(FileExistsError):
+            path.mkdir()
+            share_with_group(path, root)
+            fsync(path.parent)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def share_with_group(path: Path, root: CacheRoot) -> None:
+    """Give our own new file or folder the group bits of a root that its group may write.
+
+    A file with a second link is left alone: the inode may be somebody else's.
+    """
+    with suppress(OSError):
+        mode, of_root = path.lstat(), root.path.stat().st_mode
+        if not of_root & stat.S_IWGRP:
+            return
+        if stat.S_ISDIR(mode.st_mode):
+            path.chmod(stat.S_IMODE(mode.st_mode) | of_root & (stat.S_IRWXG | stat.S_ISGID))
+        elif stat.S_ISREG(mode.st_mode) and mode.st_nlink == 1:
+            path.chmod(stat.S_IMODE(mode.st_mode) | of_root & (stat.S_IRGRP | stat.S_IWGRP))
+
+
+def write_atomically(path: Path, data: bytes, root: CacheRoot) -> None:
+    """Write a small file so that readers see the old one or the new one, also after a power cut."""
+    make_folder(path.parent, root)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            fsync(temporary)
+        share_with_group(temporary, root)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise

@@ -1,0 +1,152 @@
+"""Where things lie under a cache root, and which root that is.
+
+``materialized_models/`` is where consumers look; everything of our own is in ``.overlay/`` beside it::
+
+    materialized_models/<location>      relative link to ../.overlay/trees/<tree>
+    .overlay/version                    layout version; a newer one is refused
+    .overlay/objects/<algorithm>/<2 hex>/<hex>
+    .overlay/actions/<2 hex>/<hex>.json
+    .overlay/trees/<org>__<name>-<digest>/
+    .overlay/staging/<pid>-<random>/
+    .overlay/locks/  .overlay/digests/
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput, InvalidUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["LAYOUT_VERSION", "CacheRoot", "checked_name", "choose_root"]
+
+# Raised by hand whenever an older version of this program would misread the folder.
+LAYOUT_VERSION = 1
+
+_DIGEST = re.compile(r"([a-z0-9][a-z0-9_-]{0,31}):([0-9a-f]{8,128})")
+_KEY = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRoot:
+    """A cache root and the folders under it.
+
+    Attributes:
+        path: Absolute path.
+        decided_by: Option or variable that chose it, for messages.
+    """
+
+    path: Path
+    decided_by: str = "--cache-root"
+
+    @property
+    def own(self) -> Path:
+        """Everything of our own."""
+        return self.path / ".overlay"
+
+    @property
+    def locations(self) -> Path:
+        """Where consumers look."""
+        return self.path / "materialized_models"
+
+    @property
+    def version(self) -> Path:
+        """File that holds the layout version."""
+        return self.own / "version"
+
+    @property
+    def objects(self) -> Path:
+        """Finished files, by content."""
+        return self.own / "objects"
+
+    @property
+    def actions(self) -> Path:
+        """What made which object."""
+        return self.own / "actions"
+
+    @property
+    def trees(self) -> Path:
+        """Materializations."""
+        return self.own / "trees"
+
+    @property
+    def staging(self) -> Path:
+        """Unfinished work, a folder for each build."""
+        return self.own / "staging"
+
+    @property
+    def locks(self) -> Path:
+        """Lock files and who holds them."""
+        return self.own / "locks"
+
+    @property
+    def digests(self) -> Path:
+        """Remembered digests of local files."""
+        return self.own / "digests"
+
+    def object(self, digest: str) -> Path:
+        """Path of an object by its digest, ``algorithm:hex``."""
+        match = _DIGEST.fullmatch(digest)
+        if match is None:
+            raise BrokenInput(f"not a digest: {digest[:100]!r} (expected algorithm:hex)", code="digest-invalid")
+        algorithm, value = match.groups()
+        return self.objects / algorithm / value[:2] / value
+
+    def action(self, key: str) -> Path:
+        """Path of an action entry by its key, a sha256."""
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise BrokenInput(f"not an action key: {key[:100]!r} (expected a sha256)", code="digest-invalid")
+        value = match.group(1)
+        return self.actions / value[:2] / f"{value}.json"
+
+    def tree(self, name: str) -> Path:
+        """Path of a tree by its name."""
+        return self.trees / checked_name(name, "tree")
+
+    def location(self, name: str) -> Path:
+        """Path of a location by its name."""
+        return self.locations / checked_name(name, "location")
+
+
+def checked_name(name: str, what: str) -> str:
+    """``name`` if it is one plain path component; names come from registries and command lines.
+
+    Raises:
+        InvalidUsage: It is empty, hidden, too long, or would leave its folder.
+    """
+    bad = not name or name.startswith(".") or any(char in name for char in "/\\\0\n")
+    if bad or len(name.encode(errors="surrogateescape")) > _LONGEST_NAME:
+        raise InvalidUsage(
+            f"{what} name {name[:100]!r}: expected one plain folder name", code="name-invalid", name=name
+        )
+    return name
+
+
+def choose_root(flag: Path | None, environ: Mapping[str, str]) -> CacheRoot:
+    """The cache root in force: flag, own variable, sglang's variable, then the root of a bare sglang.
+
+    Empty variables count as unset; ``~`` is the home folder of ``environ``.
+    """
+    if flag is not None:
+        return CacheRoot(_absolute(str(flag), environ), "--cache-root")
+    for variable in ("OVERLAY_CACHE_ROOT", "SGLANG_DIFFUSION_CACHE_ROOT"):
+        if environ.get(variable):
+            return CacheRoot(_absolute(environ[variable], environ), variable)
+    base, decided_by = "~/.cache", "HOME"
+    if environ.get("XDG_CACHE_HOME"):
+        base, decided_by = environ["XDG_CACHE_HOME"], "XDG_CACHE_HOME"
+    return CacheRoot(_absolute(base, environ) / "sgl_diffusion", decided_by)
+
+
+def _absolute(text: str, environ: Mapping[str, str]) -> Path:
+    home = environ.get("HOME")
+    if home and (text == "~" or text.startswith("~/")):
+        return Path(home + text[1:]).absolute()
+    return Path(text).expanduser().absolute()

@@ -1,0 +1,299 @@
+"""The cache: finished files by content, what made them, and the trees that link to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from overlay.cache import locks, trees
+from overlay.cache.disk import free_room, fsync, make_folder, share_with_group, write_atomically, writing
+from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
+from overlay.cache.links import LinkMode, LinkResult, link_file, ways
+from overlay.cache.staging import staging
+from overlay.errors import CannotWrite, NotHere, OverlayError, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+__all__ = ["Cache"]
+
+_ENTRY_VERSION = 1
+_TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
+# This folder is a cache: everything in it can be made again by `overlay prewarm`.
+# For information about cache directory tags see https://bford.info/cachedir/
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One cache root. Looking things up never writes, and works where the root is read-only or not there.
+
+    Attributes:
+        root: The root and its folders.
+        notes: What was found wrong and dropped, for the user; grows as it happens.
+    """
+
+    root: CacheRoot
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, root: Path, *, create: bool, decided_by: str = "--cache-root") -> Self:
+        """Open a root.
+
+        Args:
+            root: Its folder.
+            create: Make what is missing; nothing is written where the root is complete.
+            decided_by: Option or variable that chose the root, for messages.
+
+        Raises:
+            CannotWrite: It cannot be made, or a newer version of this program laid it out.
+        """
+        place = CacheRoot(root.absolute(), decided_by)
+        if not _has_layout(place) and create:
+            with writing(place, "make the cache root"):
+                make_folder(place.locations, place)
+                write_atomically(place.own / "CACHEDIR.TAG", _TAG, place)
+                write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place)
+        return cls(place)
+
+    def require_room(self, needed: int) -> None:
+        """Refuse a job that the disk has no room for.
+
+        Raises:
+            CannotWrite: Less than ``needed`` bytes are free.
+        """
+        free = free_room(self.root.path)
+        if free < needed:
+            raise CannotWrite(
+                f"{self.root.path}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",
+                code="no-room",
+                hint="free some room there (overlay cache gc), or choose another root with --cache-root or "
+                f"OVERLAY_CACHE_ROOT (this root comes from {self.root.decided_by})",
+                root=str(self.root.path),
+                decided_by=self.root.decided_by,
+                needed=needed,
+                free=free,
+            )
+
+    # Objects
+
+    def object_path(self, digest: str) -> Path:
+        """Where the object of this digest is, or would be."""
+        return self.root.object(digest)
+
+    def has_object(self, digest: str, size: int) -> bool:
+        """Whether the object is there with this size; its bytes are not read."""
+        return _is_file_of(self.root.object(digest), size)
+
+    def adopt_file(self, staged: Path, digest: str) -> Path:
+        """Move a finished file of our own staging into the objects; one that is there already is kept.
+
+        Raises:
+            CannotWrite: The filesystem refused.
+        """
+        target = self.root.object(digest)
+        with writing(self.root, "sync a finished file"):
+            size = staged.stat().st_size
+            share_with_group(staged, self.root)
+            fsync(staged)
+        with writing(self.root, "rename into objects"):
+            make_folder(target.parent, self.root)
+            # A link never replaces, so of two equal files the first keeps its inode and trees share it.
+            with suppress(OSError):
+                target.hardlink_to(staged)
+            if _is_file_of(target, size):
+                staged.unlink()
+            else:
+                staged.replace(target)
+            fsync(target.parent)
+        return target
+
+    def drop_object(self, digest: str) -> None:
+        """Forget an object whose bytes were found to be wrong; the next build makes it again."""
+        with writing(self.root, "unlink an object"):
+            self.root.object(digest).unlink(missing_ok=True)
+
+    def link_object(self, source: Path, digest: str, mode: LinkMode, *, shared_store: bool) -> LinkResult:
+        """Bring an input file in as an object.
+
+        Args:
+            source: The file; links to it are followed.
+            digest: Its digest, which the caller vouches for.
+            mode: ``auto``, or the one way that is allowed.
+            shared_store: The file lies in a store that nobody edits (the Hub's cache), so ``auto`` may share its inode.
+
+        Raises:
+            NotHere: The source is gone.
+            BrokenInput: The source changed meanwhile.
+            CannotWrite: The source cannot be read, or none of the allowed ways works here.
+        """
+        source = source.resolve()
+        size = _readable_size(source)
+        if self.has_object(digest, size):
+            return LinkResult("present", size, self.root.object(digest))
+        allowed = ways(mode, shared_store=shared_store)
+        with staging(self.root) as folder, writing(self.root, f"{'/'.join(allowed)} {source}"):
+            staged = folder / source.name
+            how = link_file(source, staged, allowed)
+            return LinkResult(how, size, self.adopt_file(staged, digest))
+
+    def place_file(self, source: Path, dest: Path, small: bool) -> LinkResult:  # noqa: FBT001 - what the file is, not a switch
+        """Bring an object to its place in a staged tree.
+
+        Args:
+            source: The object.
+            dest: New path under a staging folder; its folder is made.
+            small: The consumer may rewrite it (:func:`overlay.cache.is_small`), so it gets an inode of its own.
+
+        Raises:
+            TryAgain: The object vanished, because somebody collected it at this very moment.
+            CannotWrite: The filesystem refused.
+        """
+        if small:
+            allowed = ways("auto", shared_store=False)
+        elif dest.suffix == ".safetensors":
+            allowed = ("hardlink", "reflink", "copy")
+        else:
+            allowed = ways("auto", shared_store=True)
+        with writing(self.root, f"{'/'.join(allowed)} {dest.name}"):
+            make_folder(dest.parent, self.root)
+            try:
+                how = link_file(source, dest, allowed)
+            except FileNotFoundError as error:
+                raise TryAgain(f"{source}: the object was removed meanwhile", code="object-gone") from error
+            share_with_group(dest, self.root)
+            return LinkResult(how, dest.stat().st_size, dest)
+
+    # Actions
+
+    def find_action(self, key: str) -> dict[str, Any] | None:
+        """What :meth:`put_action` was given for this key, if its object is there with the size it names.
+
+        An entry that cannot be right is dropped, counts as absent, and is noted.
+        """
+        path = self.root.action(key)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.notes.append(f"{path}: cannot be read ({error.strerror}); not used")
+            return None
+        entry = _entry(data, path.stem)
+        if entry is None:
+            reason = "not an action entry of this version"
+        elif not self.has_object(entry["digest"], entry["size"]):
+            reason = f"its object {entry['digest']} is missing or has another size"
+        else:
+            return entry
+        with suppress(OSError):
+            path.unlink()
+        self.notes.append(f"{path}: {reason}; dropped")
+        return None
+
+    def put_action(self, key: str, entry: Mapping[str, Any]) -> None:
+        """Remember what an action gave.
+
+        Args:
+            key: The action key.
+            entry: JSON with at least ``digest`` and ``size`` of the object.
+        """
+        path = self.root.action(key)
+        document = {"schema_version": _ENTRY_VERSION, "key": path.stem, "entry": dict(entry)}
+        with writing(self.root, "rename an action entry into place"):
+            write_atomically(path, json.dumps(document, sort_keys=True).encode(), self.root)
+
+    # Trees and locations
+
+    def staging(self) -> AbstractContextManager[Path]:
+        """See :func:`overlay.cache.staging.staging`."""
+        return staging(self.root)
+
+    def tree_path(self, name: str) -> Path:
+        """Where the tree of this name is, or would be."""
+        return self.root.tree(name)
+
+    def publish_tree(self, staged_tree: Path, tree_name: str, *, verify: Callable[[Path], bool]) -> trees.Published:
+        """See :func:`overlay.cache.trees.publish_tree`."""
+        return trees.publish_tree(self.root, staged_tree, tree_name, verify)
+
+    def location_path(self, name: str) -> Path:
+        """Where the location of this name is, or would be."""
+        return self.root.location(name)
+
+    def location_target(self, name: str) -> Path | None:
+        """See :func:`overlay.cache.trees.location_target`."""
+        return trees.location_target(self.root, name)
+
+    def swing_location(self, name: str, tree: str) -> Path:
+        """See :func:`overlay.cache.trees.swing_location`."""
+        return trees.swing_location(self.root, name, tree)
+
+    def lock(
+        self, name: str, *, timeout: float, on_wait: Callable[[str], None] | None = None
+    ) -> AbstractContextManager[bool]:
+        """See :func:`overlay.cache.locks.lock`."""
+        return locks.lock(self.root, name, timeout=timeout, on_wait=on_wait)
+
+
+def _has_layout(root: CacheRoot) -> bool:
+    """Whether the root has a layout that this version knows; False where it has none yet.
+
+    Raises:
+        CannotWrite: It has another one, or cannot be entered.
+    """
+    with writing(root, "read the layout version"):
+        try:
+            text = root.version.read_text(encoding="ascii", errors="replace").strip()
+        except FileNotFoundError:
+            return False
+    if not text.isdecimal() or int(text) > LAYOUT_VERSION:
+        raise CannotWrite(
+            f"{root.version}: layout version {text[:20]!r}, this program knows versions to {LAYOUT_VERSION}",
+            code="layout-unknown",
+            hint="upgrade model-overlay, or choose another root with --cache-root or OVERLAY_CACHE_ROOT",
+            root=str(root.path),
+        )
+    return True
+
+
+def _readable_size(source: Path) -> int:
+    try:
+        with source.open("rb") as file:
+            return os.fstat(file.fileno()).st_size
+    except FileNotFoundError as error:
+        raise NotHere(f"{source}: is gone", code="input-gone", path=str(source)) from error
+    except OSError as error:
+        raise CannotWrite(
+            f"{source}: cannot be read: {error.strerror}",
+            code="input-unreadable",
+            hint="make it readable for this user",
+            path=str(source),
+        ) from error
+
+
+def _is_file_of(path: Path, size: int) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
+
+
+def _entry(data: bytes, key: str) -> dict[str, Any] | None:
+    try:
+        document = json.loads(data)
+        if (document["schema_version"], document["key"]) != (_ENTRY_VERSION, key):
+            return None
+        entry = document["entry"]
+        digest, size = entry["digest"], entry["size"]
+        CacheRoot(Path()).object(digest)
+    except (ValueError, TypeError, KeyError, RecursionError, OverlayError):
+        return None
+    return entry if isinstance(entry, dict) and type(size) is int else None

@@ -1,0 +1,166 @@
+"""Publishing: a finished tree moves in by one rename, then its location is swung by another.
+
+Nothing published is ever written again. Whoever loses a race adopts the winner; a damaged winner is moved aside, never
+repaired in place, because a server may have it open.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from overlay.cache.disk import fsync, make_folder, writing
+from overlay.cache.staging import staging
+from overlay.errors import CannotWrite, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from overlay.cache.layout import CacheRoot
+
+__all__ = ["Published", "location_target", "publish_tree", "swing_location"]
+
+_TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
+_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Where a tree is, and whether this call put it there or found one that is as good."""
+
+    path: Path
+    result: Literal["built", "adopted"]
+
+
+def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Path], bool]) -> Published:
+    """Move a finished tree in.
+
+    Args:
+        root: The cache root.
+        staged: Complete folder in a staging folder of this root.
+        name: Name of the tree.
+        verify: Quick check of a tree that is there already: True to keep it, False to replace it.
+
+    Raises:
+        CannotWrite: The filesystem refused; nothing was published.
+        TryAgain: Others kept putting damaged trees there.
+    """
+    target = root.tree(name)
+    with writing(root, f"sync tree {name}"):
+        _sync_tree(staged)
+        make_folder(root.trees, root)
+    for _ in range(_ATTEMPTS):
+        with writing(root, f"rename into trees/{name}"):
+            try:
+                staged.rename(target)
+            except OSError as error:
+                if error.errno not in _TAKEN:
+                    raise
+            else:
+                fsync(root.trees)
+                return Published(target, "built")
+        if verify(target):
+            return Published(target, "adopted")
+        _move_aside(root, target)
+    raise TryAgain(
+        f"{target}: found damaged {_ATTEMPTS} times in a row, each time put there anew",
+        code="tree-contended",
+        hint="another process or an older version publishes there; see what `overlay cache info` says of it",
+        path=str(target),
+    )
+
+
+def _sync_tree(staged: Path) -> None:
+    """Sync folders, and the files that are not links to (synced) objects."""
+    for folder, _, names in os.walk(staged, topdown=False):
+        for name in names:
+            path = Path(folder, name)
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                fsync(path)
+        fsync(Path(folder))
+
+
+def _move_aside(root: CacheRoot, target: Path) -> None:
+    """Take a damaged tree out in one step; it goes with the staging folder that takes it."""
+    with (
+        staging(root) as aside,
+        writing(root, f"rename damaged trees/{target.name} aside"),
+        suppress(FileNotFoundError),
+    ):
+        target.rename(aside / target.name)
+
+
+def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
+    """Make a location point to a tree, in one step; nothing is written where it does already.
+
+    Raises:
+        CannotWrite: Something that is not our link is in the way, or ``materialized_models`` lies elsewhere.
+    """
+    location, wanted = root.location(name), _link_text(root.tree(tree).name)
+    with writing(root, "make materialized_models"):
+        make_folder(root.locations, root)
+    if root.locations.resolve() != root.path.resolve() / root.locations.name:
+        raise CannotWrite(
+            f"{root.locations}: a link to {root.locations.resolve()}, so links in it could not reach {root.own}",
+            code="locations-elsewhere",
+            hint=f"give the folder that holds it as the root: --cache-root {root.locations.resolve().parent}",
+            path=str(root.locations),
+        )
+    if _current(location) == wanted:
+        return location
+    with staging(root) as folder, writing(root, f"rename the link materialized_models/{name} into place"):
+        link = folder / "location"
+        link.symlink_to(wanted)
+        link.replace(location)
+        fsync(root.locations)
+    return location
+
+
+def location_target(root: CacheRoot, name: str) -> Path | None:
+    """The tree that a location points to; None where it is absent, not ours, or leads nowhere."""
+    text = _read_link(root.location(name))
+    tree = _tree_of(text) if text is not None else None
+    path = root.trees / tree if tree is not None else None
+    return path if path is not None and path.is_dir() else None
+
+
+def _link_text(tree: str) -> str:
+    return f"../.overlay/trees/{tree}"
+
+
+def _tree_of(text: str) -> str | None:
+    tree = text.removeprefix("../.overlay/trees/")
+    return tree if text == _link_text(tree) and tree and "/" not in tree and not tree.startswith(".") else None
+
+
+def _current(location: Path) -> str | None:
+    """Text of our link at the location; None where nothing is there.
+
+    Raises:
+        CannotWrite: What is there is not ours.
+    """
+    text = _read_link(location)
+    if text is not None and _tree_of(text) is not None:
+        return text
+    if not os.path.lexists(location):
+        return None
+    found = f"a link to {text}" if text is not None else "a real folder" if location.is_dir() else "a file"
+    raise CannotWrite(
+        f"{location}: {found} is in the way, expected nothing or a link of this program",
+        code="location-taken",
+        hint=f"move it away (a server may have built it): mv {location} {location}.old",
+        path=str(location),
+    )
+
+
+def _read_link(location: Path) -> str | None:
+    try:
+        return os.readlink(location)  # noqa: PTH115 - Path.readlink would drop a trailing slash, which is not ours
+    except OSError:
+        return None
