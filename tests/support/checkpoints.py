@@ -1,0 +1,34 @@
+"""The tiny checkpoint for tests: made once a run, and copied where a test wants to change it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from overlay.demo.checkpoint import SPEC_NAME, HubFolder, write_hub
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+__all__ = ["copy_hub", "tiny_hub"]
+
+
+@cache
+def _made(factory: pytest.TempPathFactory, spec_name: str) -> HubFolder:
+    return write_hub(factory.mktemp("tiny-hub"), spec_name=spec_name)
+
+
+def tiny_hub(factory: pytest.TempPathFactory, spec_name: str = SPEC_NAME) -> HubFolder:
+    """The tiny hub folder, shared by all tests of the run: read it, never write into it."""
+    return _made(factory, spec_name)
+
+
+def copy_hub(factory: pytest.TempPathFactory, spec_name: str = SPEC_NAME) -> HubFolder:
+    """A copy of the tiny hub folder that the caller may change."""
+    folder = factory.mktemp("hub")
+    shutil.copytree(tiny_hub(factory, spec_name).root, folder, dirs_exist_ok=True)
+    return replace(tiny_hub(factory, spec_name), root=folder)
