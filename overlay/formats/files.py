@@ -74,7 +74,7 @@ def safe_path(path: str, where: str) -> str:
     else:
         return "/".join(parts)
     raise BrokenInput(
-        f"{where}: path {path!r} {problem}, expected a relative POSIX path inside the folder",
+        f"{where}: {path[:200]!r} {problem}, expected a relative POSIX path inside the folder",
         code="unsafe-path",
         hint="do not use this file; its paths would reach other files of this machine",
         where=where,
