@@ -81,9 +81,7 @@ def _kind(value: Any) -> Any:
 
 SourceMapping = Annotated[
     Annotated[FileMapping, Tag("file")] | Annotated[GlobMapping, Tag("glob")] | Annotated[TreeMapping, Tag("tree")],
-    Discriminator(
-        _kind, custom_error_type="mapping_type", custom_error_message="Mapping type should be file, glob or tree"
-    ),
+    Discriminator(_kind, custom_error_type="unknown_mapping", custom_error_message="type should be file, glob or tree"),
 ]
 
 
