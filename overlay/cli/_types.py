@@ -1,0 +1,49 @@
+"""Option values that click does not know: sizes and ages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+__all__ = ["AGE", "SIZE"]
+
+_UNITS = {"B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+class _Size(click.ParamType[int]):
+    """Bytes: ``1GiB``, ``500MB``, ``2000000``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", value.strip(), re.IGNORECASE)
+        unit = match and _UNITS.get(match[2].upper() or "B")
+        if not match or not unit:
+            self.fail(f"{value!r} is not a size; expected bytes or a unit, as in 1GiB, 500MB, 2TB", param, ctx)
+        return round(float(match[1]) * unit)
+
+
+class _Age(click.ParamType[int]):
+    """Seconds: ``30d``, ``12h``."""
+
+    name = "age"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]+) ?([smhdw])", value.strip())
+        if not match:
+            self.fail(f"{value!r} is not an age; expected a number and s, m, h, d or w, as in 30d or 12h", param, ctx)
+        return int(match[1]) * _SECONDS[match[2]]
+
+
+SIZE = _Size()
+AGE = _Age()
