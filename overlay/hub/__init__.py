@@ -1,0 +1,24 @@
+"""Where bytes come from: the Hub through its own client, or folders of this host in its place.
+
+Importing this package imports nothing of the network; neither does reading what is cached and pinned.
+"""
+
+from __future__ import annotations
+
+from overlay.hub.check import check_sha256
+from overlay.hub.folder import FolderRepo
+from overlay.hub.hub_repo import HubRepo
+from overlay.hub.inventory import OVERLAY_PATTERNS, Inventory, open_repo, take_inventory
+from overlay.hub.repo import Progress, Repo
+
+__all__ = [
+    "OVERLAY_PATTERNS",
+    "FolderRepo",
+    "HubRepo",
+    "Inventory",
+    "Progress",
+    "Repo",
+    "check_sha256",
+    "open_repo",
+    "take_inventory",
+]

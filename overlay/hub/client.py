@@ -1,0 +1,183 @@
+"""Every request to the Hub, made through its own client. Imports the network stack: only where a request is made.
+
+``HF_ENDPOINT``, ``HF_TOKEN``, ``HF_HUB_OFFLINE``, ``HF_HOME`` and the rest are read by the client alone.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote, urlsplit
+
+from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
+from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but re-exported without "as"
+    build_hf_headers,
+    hf_raise_for_status,
+    http_backoff,
+    http_stream_backoff,
+)
+
+from overlay.errors import BrokenInput, Refused, TryAgain
+from overlay.hub.explain import explained
+from overlay.hub.hub_cache import BRANCH
+from overlay.hub.trees import tree_from_listing
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from overlay.hub.repo import Progress
+    from overlay.hub.trees import Tree
+
+__all__ = ["download", "list_tree", "read_range", "resolve_branch"]
+
+_WORKERS = 8
+_MAX_PAGES = 1000  # of 1000 files each; an endless listing is no listing
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve_branch(repo: str) -> str:
+    """The commit that ``main`` is at; one request.
+
+    Raises:
+        OverlayError: As ``explained``.
+    """
+    with explained(repo, BRANCH):
+        commit = HfApi().model_info(repo, revision=BRANCH, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).sha
+    if commit is None or not _COMMIT.fullmatch(commit):
+        raise Refused(
+            f"{repo}@{BRANCH}: the Hub names the commit {commit!r}, expected 40 hex digits",
+            code="not-a-hub",
+            hint="check that HF_ENDPOINT points to a Hub",
+            repo=repo,
+        )
+    return commit
+
+
+def list_tree(repo: str, commit: str) -> Tree:
+    """Every file of a repo at a commit; one request for each thousand files.
+
+    Raises:
+        OverlayError: As ``explained``.
+        BrokenInput: The answer is no listing.
+    """
+    with explained(repo, commit):
+        return tree_from_listing(_tree_pages(repo, commit), f"{repo}@{commit[:12]}")
+
+
+def _tree_pages(repo: str, commit: str) -> Iterator[bytes]:
+    # The client's own list_repo_tree has no time limit: an endpoint that never answers would hang it for good.
+
+    target = f"/api/models/{repo}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+    for _ in range(_MAX_PAGES):
+        response = http_backoff(
+            "GET",
+            constants.ENDPOINT + target,
+            headers=build_hf_headers(),
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        )
+        hf_raise_for_status(response)
+        yield response.content
+        following = response.links.get("next", {}).get("url")
+        if following is None:
+            return
+        # Only path and query are taken over: a mirror may name the host that it mirrors, and the token goes with it.
+        parts = urlsplit(following)
+        prefix = urlsplit(constants.ENDPOINT).path
+        target = f"{parts.path.removeprefix(prefix)}?{parts.query}"
+    raise BrokenInput(
+        f"{repo}@{commit[:12]}: the listing does not end after {_MAX_PAGES} pages",
+        code="not-a-hub",
+        hint="check that HF_ENDPOINT points to a Hub",
+    )
+
+
+def read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> bytes:
+    """Exactly ``nbytes`` of a file from ``start``; one request, and no more than that is read.
+
+    Raises:
+        OverlayError: As ``explained``.
+    """
+    if nbytes == 0:
+        return b""
+    url = hf_hub_url(repo, path, revision=commit)
+    headers = build_hf_headers() | {"Range": f"bytes={start}-{start + nbytes - 1}", "Accept-Encoding": "identity"}
+    with explained(repo, commit, path):
+        request = http_stream_backoff("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        with request as response:
+            hf_raise_for_status(response)
+            # An endpoint may ignore the range and send the file from its start.
+            skip = start if response.status_code == HTTPStatus.OK else 0
+            data = bytearray()
+            for chunk in response.iter_bytes():
+                data += chunk
+                if len(data) >= skip + nbytes:
+                    break
+    if len(data) < skip + nbytes:
+        raise TryAgain(
+            f"{repo}@{commit[:12]}/{path}: {len(data)} bytes came, expected {nbytes} from offset {start}",
+            code="wrong-length",
+            hint="run the same command again",
+        )
+    return bytes(data[skip : skip + nbytes])
+
+
+def download(repo: str, commit: str, paths: Collection[str], progress: Progress | None) -> None:
+    """Bring files into the Hub's cache, several at once. The first failure stops the others.
+
+    Raises:
+        OverlayError: As ``explained``.
+    """
+    stop = threading.Event()
+    meter = _meter(progress, stop)
+    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="overlay-download")
+    try:
+        for done in as_completed([pool.submit(_download_one, repo, commit, path, meter) for path in paths]):
+            done.result()
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _download_one(repo: str, commit: str, path: str, meter: Any) -> None:
+
+    with explained(repo, commit, path):
+        hf_hub_download(repo, path, revision=commit, tqdm_class=meter)
+
+
+class _StoppedError(Exception):
+    """Another download failed, or the user interrupted."""
+
+
+def _meter(progress: Progress | None, stop: threading.Event) -> type:
+    """A stand-in for the client's progress bars: it prints nothing, counts bytes, and ends a download when asked to."""
+
+    class Meter:
+        total: float | None = None
+
+        def __init__(self, *_args: Any, total: float | None = None, **_options: Any) -> None:
+            self.total = total
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def update(self, nbytes: float | None = 1) -> None:
+            if stop.is_set():
+                raise _StoppedError
+            if progress is not None and nbytes:
+                progress(int(nbytes))
+
+        def update_transfer(self, _nbytes: float | None = 1) -> None:
+            """Bytes on the wire, where the client tells them apart from bytes of the file."""
+
+        def _ignore(self, *_args: Any, **_options: Any) -> None:
+            pass
+
+        close = refresh = set_postfix_str = set_transfer_postfix_str = set_description_str = _ignore
+
+    return Meter

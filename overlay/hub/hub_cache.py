@@ -1,0 +1,29 @@
+"""The Hub's cache and settings as the client has them. Light: of the client, only its constants are imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from huggingface_hub import constants
+
+__all__ = ["BRANCH", "endpoint", "is_offline", "storage_folder"]
+
+BRANCH = "main"
+"""The branch that a floating pin stands for."""
+
+
+def storage_folder(repo: str) -> Path:
+    """The repo's folder in the Hub's cache, whether it exists or not."""
+    return Path(constants.HF_HUB_CACHE).expanduser().absolute() / f"models--{repo.replace('/', '--')}"
+
+
+def is_offline() -> bool:
+    """Whether ``HF_HUB_OFFLINE`` is set."""
+    return constants.is_offline_mode()
+
+
+def endpoint() -> str:
+    """The endpoint in force, for messages: without user and password."""
+    parts = urlsplit(constants.ENDPOINT)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,262 @@
+"""A repo of the Hub at one commit: listed once, headers read by range, files in the Hub's own cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput, NotHere, OverlayError, Refused, TryAgain
+from overlay.fingerprint import git_blob_digest
+from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE
+from overlay.formats.header import needed_prefix, parse_header, read_header
+from overlay.formats.lfs import refuse_pointer
+from overlay.formats.local import open_file, read_span
+from overlay.hub.hub_cache import BRANCH, is_offline, storage_folder
+from overlay.hub.repo import matches, no_such_file
+from overlay.hub.trees import read_cached_tree, snapshot_tree, write_atomically, write_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from overlay.fingerprint import DigestMemo
+    from overlay.formats.header import Header
+    from overlay.hub.repo import Progress
+    from overlay.hub.trees import Tree, TreeFile
+    from overlay.registry import Pin
+
+__all__ = ["HubRepo"]
+
+_HEADER_GUESS = 100_000
+"""Bytes asked for to get at a header: enough for nearly all of them, as the client itself assumes."""
+
+
+class HubRepo:
+    """One commit of a repo of the Hub.
+
+    Opening it makes one request where its listing is not cached (two for a floating pin). What is cached already is
+    never asked for again.
+
+    Args:
+        pin: The repo and its commit; where it floats, ``main`` is resolved now, and the commit kept.
+        offline: Make no request, as under ``HF_HUB_OFFLINE``.
+        memo: Remembers the digests of files that the listing gives none of.
+        only: Patterns of the files that count; no other is listed or fetched. None for all.
+
+    Raises:
+        OverlayError: As ``explain.explained``.
+        NotHere: Offline, and neither a listing nor a snapshot of the commit is cached.
+    """
+
+    shared_store = True
+
+    def __init__(self, pin: Pin, *, offline: bool, memo: DigestMemo, only: Sequence[str] | None = None) -> None:
+        self.repo = pin.repo
+        self._storage = storage_folder(pin.repo)
+        self._offline = offline or is_offline()
+        self.revision = pin.revision or self._commit_of_branch()
+        self.name = f"{self.repo}@{self.revision[:12]}"
+        self.snapshot = self._storage / "snapshots" / self.revision
+        self.lost: Refused | None = None
+        """Why the Hub has this commit no more, if only the cached copy is left."""
+        self._memo = memo
+        self._headers: dict[str, Header] = {}
+        self._tree = {path: file for path, file in self._find_tree().items() if matches(path, only)}
+
+    def paths(self) -> Sequence[str]:
+        """Every file that counts, sorted."""
+        return sorted(self._tree)
+
+    def size(self, path: str) -> int:
+        """Bytes of a file, by the listing."""
+        size = self._file(path).size
+        if size is None:
+            raise self._not_here([path])
+        return size
+
+    def digest(self, path: str) -> str:
+        """The Hub's own digest of a file; computed only where a snapshot has no listing."""
+        return self._file(path).digest or self._memo.sha256(self._need(path))
+
+    def where(self, path: str) -> str:
+        """``org/name@6d052b3e9cc6/path``."""
+        return f"{self.name}/{path}"
+
+    def local(self, path: str) -> Path | None:
+        """The file in the Hub's cache, links resolved; None where it is not there.
+
+        Raises:
+            BrokenInput: What is there has another size than the commit's file.
+        """
+        expected = self._file(path).size
+        link = self.snapshot / path
+        if not link.is_file():  # also a link to a blob that was pruned; the client replaces that one
+            return None
+        blob = link.resolve()
+        size = blob.stat().st_size
+        if expected is not None and size != expected:
+            raise BrokenInput(
+                f"{link}: {size} bytes, expected {expected}: damaged in the Hub's cache",
+                code="damaged-in-hub-cache",
+                hint=f"remove it and run again: rm {blob} {link}",
+                where=self.where(path),
+                size=size,
+                expected_size=expected,
+            )
+        return blob
+
+    def fetch(self, paths: Collection[str], progress: Progress | None = None) -> Mapping[str, Path]:
+        """Bring files into the Hub's cache, several at once, largest first, and hold them against the listing.
+
+        Raises:
+            NotHere: Offline, and some are not cached; all of them are named.
+            OverlayError: As ``explain.explained``.
+        """
+        missing = [path for path in paths if self.local(path) is None]
+        if missing:
+            if self._offline or self.lost:
+                raise self._not_here(missing)
+            missing.sort(key=lambda path: (-self.size(path), path))
+            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+
+            client.download(self.repo, self.revision, missing, progress)
+        found = {path: self.local(path) for path in paths}
+        absent = [path for path, place in found.items() if place is None]
+        if absent:
+            raise TryAgain(
+                f"{self.name}: the client reports success, but these files are not in {self.snapshot}:"
+                f" {', '.join(absent)}",
+                code="incomplete-download",
+                hint="something else removes files from the Hub's cache; run the same command again",
+                missing=absent,
+            )
+        return {path: place for path, place in found.items() if place is not None}
+
+    def read_bytes(self, path: str) -> bytes:
+        """A small file, whole; brought into the Hub's cache first, and held against its digest."""
+        size = self.size(path)
+        if size > MAX_SMALL_FILE:
+            raise BrokenInput(
+                f"{self.where(path)}: {size} bytes, expected at most {MAX_SMALL_FILE} for a small file",
+                code="file-too-large",
+                hint="check that this is the right file",
+                where=self.where(path),
+                size=size,
+            )
+        data = self.fetch([path])[path].read_bytes()
+        refuse_pointer(data, self.where(path))
+        expected = self._file(path).digest
+        if expected and expected.startswith("sha1-git:") and git_blob_digest(data) != expected:
+            raise BrokenInput(
+                f"{self.snapshot / path}: {git_blob_digest(data)}, expected {expected}: not the file of this commit",
+                code="damaged-in-hub-cache",
+                hint=f"remove it and run again: rm {(self.snapshot / path).resolve()} {self.snapshot / path}",
+                where=self.where(path),
+            )
+        return data
+
+    def read_range(self, path: str, start: int, nbytes: int) -> bytes:
+        """Exactly ``nbytes`` from ``start``, without bringing the rest of the file."""
+        if not 0 <= nbytes <= MAX_RANGE or start < 0:
+            raise ValueError(f"range {start}+{nbytes} is not within 0 to {MAX_RANGE} bytes")
+        size = self.size(path)
+        if start + nbytes > size:
+            raise BrokenInput(
+                f"{self.where(path)}: {size} bytes, expected at least {start + nbytes}",
+                code="truncated",
+                hint="the file is not what its header says; tell whoever published it",
+                where=self.where(path),
+                size=size,
+            )
+        return self._read(path, start, nbytes)
+
+    def header(self, path: str) -> Header:
+        """The header of a safetensors file, checked: from the cache, else with one or two requests for its range."""
+        if path not in self._headers:
+            if self.local(path) is not None:
+                self._headers[path] = read_header(self.snapshot / path)
+            else:
+                size, where = self.size(path), self.where(path)
+                prefix = self._read(path, 0, min(_HEADER_GUESS, size))
+                needed = needed_prefix(prefix[:8], size, where)
+                if needed > len(prefix):
+                    prefix += self._read(path, len(prefix), needed - len(prefix))
+                self._headers[path] = parse_header(prefix, size, where)
+        return self._headers[path]
+
+    def extras(self) -> tuple[str, ...]:
+        """Files in the snapshot's folder that do not count here: another program may have fetched more."""
+        return tuple(path for path in snapshot_tree(self.snapshot) or () if path not in self._tree)
+
+    def _read(self, path: str, start: int, nbytes: int) -> bytes:
+        if self.local(path) is None and not (self._offline or self.lost):
+            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+
+            return client.read_range(self.repo, self.revision, path, start, nbytes)
+        with open_file(self._need(path)) as (descriptor, _):
+            return read_span(descriptor, start, nbytes)
+
+    def _need(self, path: str) -> Path:
+        """A file that must be here already, because nothing can be asked for."""
+        return self.fetch([path])[path]
+
+    def _file(self, path: str) -> TreeFile:
+        if path not in self._tree:
+            raise no_such_file(self.name, path, self.paths())
+        return self._tree[path]
+
+    def _not_here(self, paths: Sequence[str]) -> OverlayError:
+        """Error for files that cannot be had now; it names all that are missing in their folders."""
+        folders = {path.rpartition("/")[0] for path in paths}
+        missing = [path for path in self.paths() if path.rpartition("/")[0] in folders and self.local(path) is None]
+        message = f"{self.name}: {len(missing)} files are not in the Hub's cache: {', '.join(missing)}"
+        if self.lost:
+            return Refused(f"{message}; {self.lost.message}", code=self.lost.code, hint=self.lost.hint, missing=missing)
+        return NotHere(
+            message,
+            code="not-cached",
+            hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset); an interrupted download?",
+            missing=missing,
+            snapshot=str(self.snapshot),
+        )
+
+    def _find_tree(self) -> Tree:
+        tree = read_cached_tree(self._storage, self.revision)
+        if tree is None and not self._offline:
+            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+
+            try:
+                tree = client.list_tree(self.repo, self.revision)
+            except Refused as error:
+                if not self.snapshot.is_dir():
+                    raise
+                self.lost = error
+            else:
+                write_tree(self._storage, self.revision, tree)
+        if tree is None:
+            tree = snapshot_tree(self.snapshot)
+        if tree is None:
+            raise NotHere(
+                f"{self.name}: nothing of it is in the Hub's cache {self._storage.parent}",
+                code="not-cached",
+                hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset), or give --hub DIR",
+                snapshot=str(self.snapshot),
+            )
+        return tree
+
+    def _commit_of_branch(self) -> str:
+        ref = self._storage / "refs" / BRANCH
+        if not self._offline:
+            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+
+            commit = client.resolve_branch(self.repo)
+            write_atomically(ref, commit)
+            return commit
+        commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else ""
+        if not commit:
+            raise NotHere(
+                f"{self.repo}: floats, and no commit of {BRANCH} is in the Hub's cache",
+                code="not-cached",
+                hint="pin the repo in the registry, or run it once with a connection",
+                repo=self.repo,
+            )
+        return commit
