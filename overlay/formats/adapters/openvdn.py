@@ -1,0 +1,140 @@
+"""OpenVDN's adapter spec: ``{"type": "lora", "version": 1, "config": {...}}``, ranks and alphas by full module name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from overlay.errors import BrokenInput
+from overlay.formats.adapters.match import close_names
+from overlay.formats.adapters.model import Scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from overlay.formats.adapters.match import Base, Landing
+
+__all__ = ["Alpha", "OpenVDNSpec", "Rank"]
+
+Rank = Annotated[int, Field(strict=True, gt=0, le=2**20)]
+Alpha = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class _Config(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: Rank
+    alpha: Alpha
+    targets: Annotated[list[StrictStr], Field(min_length=1)]
+    rank_pattern: dict[StrictStr, Rank] = {}
+    alpha_pattern: dict[StrictStr, Alpha] = {}
+    exact_targets: StrictBool = False
+    name: StrictStr | None = None
+    family: StrictStr | None = None
+
+
+class OpenVDNSpec(BaseModel):
+    """The document. Unknown keys are refused: one that this reader does not know may change the result."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    type: Literal["lora"]
+    version: Annotated[StrictInt, Field(ge=1, le=1)]
+    config: _Config
+
+    @property
+    def rule(self) -> str:
+        """How targets and patterns are matched."""
+        targets = "full module names" if self.config.exact_targets else "ends of module names, * for one level"
+        return f"openvdn: targets are {targets}; patterns are full module names"
+
+    def wanted(self, base: Base, names: Mapping[str, str], where: str) -> set[str]:
+        """Modules of the base that the targets stand for.
+
+        Args:
+            base: To find full names in.
+            names: Every possible module of the base, and its name in the adapter's model.
+            where: The document, for messages.
+
+        Raises:
+            BrokenInput: A target that matches no module.
+        """
+        found: set[str] = set()
+        missing: list[str] = []
+        for target in self.config.targets:
+            if self.config.exact_targets:
+                landing = base.find(target, where)
+                hits = {landing.module} if landing else set()
+            else:
+                hits = _suffix_hits(target, base, names)
+            found |= hits
+            if not hits:
+                missing.append(target)
+        if missing:
+            raise BrokenInput(
+                f"{where}: {len(missing)} of {len(self.config.targets)} targets match no module of the base: "
+                f"{close_names(missing, names)}",
+                code="adapter-target-unmatched",
+                hint="is this the base that the adapter was trained on?",
+                where=where,
+                targets=missing[:10],
+            )
+        return found
+
+    def scaling(self, landings: Mapping[str, Landing], base: Base, where: str) -> dict[str, Scaling]:
+        """Rank and alpha of every module that has a pair; pattern entries are looked up under both of its names.
+
+        Raises:
+            BrokenInput: A pattern entry that names no module with a pair, or two for one module that differ.
+        """
+        ranks = _by_module(self.config.rank_pattern, "rank_pattern", landings, base, where)
+        alphas = _by_module(self.config.alpha_pattern, "alpha_pattern", landings, base, where)
+        scalings = {}
+        for module in landings:
+            patterns = [name for name, of in (("alpha_pattern", alphas), ("rank_pattern", ranks)) if module in of]
+            source = ", ".join(patterns) or "config"
+            rank = int(ranks.get(module, self.config.rank))
+            scalings[module] = Scaling(rank, alphas.get(module, self.config.alpha), rslora=False, source=source)
+        return scalings
+
+
+def _suffix_hits(target: str, base: Base, names: Mapping[str, str]) -> set[str]:
+    """Modules whose name ends in the target: the name in the adapter's model, or the base's without wrapper levels."""
+    as_trained, plain = _suffix(target), _suffix(base.unwrapped(target))
+    if any(name != module for module, name in names.items()):
+        return {module for module, name in names.items() if as_trained.fullmatch(name) or as_trained.fullmatch(module)}
+    return {module for module in names if plain.fullmatch(module)}
+
+
+def _suffix(target: str) -> re.Pattern[str]:
+    level = r"[^.]+"
+    return re.compile(rf"(?:.*\.)?{level.join(re.escape(part) for part in target.split('*'))}")
+
+
+def _by_module(
+    pattern: Mapping[str, float], field: str, landings: Mapping[str, Landing], base: Base, where: str
+) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for key, value in pattern.items():
+        landing = base.find(key, where)
+        if landing is None or landing.module not in landings:
+            raise BrokenInput(
+                f"{where}: {field} names {key}, which has no LoRA pair here: {close_names([key], landings)}",
+                code="adapter-pattern-unmatched",
+                hint="keys of an OpenVDN pattern are full module names; an entry that applies nowhere is a mistake",
+                where=where,
+                field=field,
+                key=key,
+            )
+        if values.setdefault(landing.module, value) != value:
+            raise BrokenInput(
+                f"{where}: {field} names {landing.module} twice, with {values[landing.module]} and {value}",
+                code="adapter-pattern-conflict",
+                hint="keep one of the two entries",
+                where=where,
+                field=field,
+                key=key,
+            )
+    return values

@@ -1,0 +1,74 @@
+"""Stamps that say which adapters a folder of weights already holds: fusing one twice would double its effect."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlay.formats.strict_json import parse_object
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from overlay.formats.files import Files
+
+__all__ = ["Stamp", "fused_adapters"]
+
+_PREFUSED = "sglang_vdn_prefused.json"
+_RECORD = "overlay_record.json"
+_MARKER = ".sglang_overlay_materialized.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One file that says that weights were fused.
+
+    Attributes:
+        path: In its ``Files``.
+        digests: ``sha256:<hex>`` of the weights file of each adapter; empty where the stamp does not say which.
+    """
+
+    path: str
+    digests: tuple[str, ...]
+
+
+def fused_adapters(files: Files, folder: str) -> tuple[Stamp, ...]:
+    """The stamps of a base folder.
+
+    Read are SGLang's provenance of a VDN tree and this program's record, each in the folder or the one above it.
+    SGLang's marker of a materialized overlay does not say what was done; it counts only where nothing else speaks.
+
+    Args:
+        files: The repo or folder of the base.
+        folder: Of the weights, inside ``files``; empty for its root.
+
+    Raises:
+        BrokenInput: A stamp that cannot be read.
+    """
+    present = set(files.paths())
+    places = [folder, folder.rpartition("/")[0]] if folder else [""]
+    prefixes = [f"{place}/" if place else "" for place in places]
+    detailed = [prefix + name for prefix in prefixes for name in (_PREFUSED, _RECORD) if prefix + name in present]
+    markers = [prefix + _MARKER for prefix in prefixes if prefix + _MARKER in present]
+    if not detailed:
+        return tuple(Stamp(path, ()) for path in markers)
+    stamps = (_read(files, path) for path in detailed)
+    return tuple(stamp for stamp in stamps if stamp is not None)
+
+
+def _read(files: Files, path: str) -> Stamp | None:
+    document = parse_object(files.read_bytes(path), files.where(path))
+    if path.endswith(_PREFUSED):
+        adapters = _objects(document.get("adapters"))
+        return Stamp(path, _digests(f"sha256:{adapter.get('adapter_model_sha256')}" for adapter in adapters))
+    adapters = [item for item in _objects(document.get("inputs")) if item.get("role") == "adapter"]
+    return Stamp(path, _digests(adapter.get("digest") for adapter in adapters)) if adapters else None
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _digests(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(value for value in values if isinstance(value, str) and re.fullmatch(r"sha256:[0-9a-f]{64}", value))
