@@ -10,19 +10,20 @@ import re
 import shlex
 import sys
 import traceback
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 import overlay
+from overlay.cli._documents import ErrorDocument, ErrorReport
 from overlay.cli._output import SCHEMA_VERSION, say, style
 from overlay.errors import CannotWrite, NotHere, OverlayError, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Failure", "Terminated", "failure_of", "redact", "report"]
+__all__ = ["Terminated", "failure_of", "redact", "report"]
 
 USAGE = 2
 BUG = 70
@@ -49,30 +50,11 @@ class Terminated(BaseException):
     """SIGTERM arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What is reported of an error, on stderr or as the ``error`` of a JSON document.
-
-    Attributes:
-        code: Stable identifier, for scripts.
-        message: The place, what was found, what was expected.
-        hint: What to do next.
-        status: Exit status.
-        data: The facts of the message by name.
-    """
-
-    code: str
-    message: str
-    hint: str | None
-    status: int
-    data: dict[str, Any] = field(default_factory=dict)
-
-
-def failure_of(error: BaseException, args: Sequence[str]) -> Failure | int:  # noqa: PLR0911  # one line a kind
+def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int:  # noqa: PLR0911  # one line a kind
     """Describe ``error``; a bare status where nothing is to be said."""
     match error:
         case OverlayError():
-            return Failure(error.code, error.message, error.hint, error.exit_status, error.data)
+            return ErrorReport(error.code, error.message, error.hint, error.exit_status, error.data)
         case click.exceptions.Exit():
             return error.exit_code
         case click.exceptions.NoArgsIsHelpError():
@@ -81,9 +63,9 @@ def failure_of(error: BaseException, args: Sequence[str]) -> Failure | int:  # n
         case click.ClickException():
             return _usage(error)
         case KeyboardInterrupt() | EOFError() | click.Abort():
-            return Failure("interrupted", "interrupted", "run the same command again to go on", INTERRUPTED)
+            return ErrorReport("interrupted", "interrupted", "run the same command again to go on", INTERRUPTED)
         case Terminated():
-            return Failure("terminated", "terminated by SIGTERM", "run the same command again to go on", TERMINATED)
+            return ErrorReport("terminated", "terminated by SIGTERM", "run the same command again to go on", TERMINATED)
         case SystemExit():
             return error.code if isinstance(error.code, int) else BUG
         case BrokenPipeError():
@@ -94,7 +76,7 @@ def failure_of(error: BaseException, args: Sequence[str]) -> Failure | int:  # n
             return _bug(error, args)
 
 
-def report(failure: Failure | int, args: Sequence[str], error: BaseException) -> int:
+def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException) -> int:
     """Print ``failure`` and return the exit status. Never raises: there is nobody left to tell."""
     if isinstance(failure, int):
         if failure == PIPE_CLOSED:
@@ -104,7 +86,7 @@ def report(failure: Failure | int, args: Sequence[str], error: BaseException) ->
         if failure.status == BUG and (os.environ.get("OVERLAY_DEBUG") or {"-v", "--verbose"} & set(args)):
             say(redact("".join(traceback.format_exception(error)).rstrip()), err=True)
         if "--json" in args:  # looked up in the raw arguments: they may not have been parsed
-            document = {"schema_version": SCHEMA_VERSION, "error": asdict(failure)}
+            document = {"schema_version": SCHEMA_VERSION} | asdict(ErrorDocument(failure))
             say(json.dumps(document, indent=2, default=str))
         say(f"{style(f'error[{failure.code}]', 'bad')}: {failure.message}", err=True)
         if failure.hint:
@@ -123,29 +105,29 @@ def redact(text: str) -> str:
     return text.replace(token, "***") if token else text
 
 
-def _usage(error: click.ClickException) -> Failure:
+def _usage(error: click.ClickException) -> ErrorReport:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     where = ctx.command_path if ctx else "overlay"
-    return Failure("usage", error.format_message(), f"{where} --help", USAGE)
+    return ErrorReport("usage", error.format_message(), f"{where} --help", USAGE)
 
 
-def _os_error(error: OSError) -> Failure | None:
+def _os_error(error: OSError) -> ErrorReport | None:
     """A system error that no part of the program expected but that is no bug."""
     place = f"{error.filename}: " if error.filename is not None else ""
     message = f"{place}{error.strerror or error}"
     data = {"errno": errno.errorcode.get(error.errno or 0), "path": _text(error.filename)}
     if error.errno in _CANNOT_WRITE:
         code, hint = _CANNOT_WRITE[error.errno]
-        return Failure(code, message, hint, CannotWrite.exit_status, data)
+        return ErrorReport(code, message, hint, CannotWrite.exit_status, data)
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         hint = "it may have been removed while this ran; run the same command again"
-        return Failure("file-vanished", message, hint, NotHere.exit_status, data)
+        return ErrorReport("file-vanished", message, hint, NotHere.exit_status, data)
     if isinstance(error, ConnectionError | TimeoutError) or error.errno in _TRANSIENT:
-        return Failure("transient", message, "run the same command again", TryAgain.exit_status, data)
+        return ErrorReport("transient", message, "run the same command again", TryAgain.exit_status, data)
     return None
 
 
-def _bug(error: BaseException, args: Sequence[str]) -> Failure:
+def _bug(error: BaseException, args: Sequence[str]) -> ErrorReport:
     if isinstance(error, MemoryError):
         message, hint = (
             "out of memory",
@@ -156,7 +138,7 @@ def _bug(error: BaseException, args: Sequence[str]) -> Failure:
         hint = "this is a bug in overlay; please report it with the line below and the output of: overlay doctor"
     command = redact(shlex.join(["overlay", *args]))
     versions = f"overlay {overlay.__version__}, Python {platform.python_version()}, {platform.platform()}"
-    return Failure("bug", message, f"{hint}\n  {versions}, command: {command}", BUG, {"command": command})
+    return ErrorReport("bug", message, f"{hint}\n  {versions}, command: {command}", BUG, {"command": command})
 
 
 def _text(path: object) -> str | None:

@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_bytes", "format_seconds", "say", "style"]
+__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_bytes", "format_seconds", "say", "style"]
 
 SCHEMA_VERSION = 1
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
@@ -114,3 +114,11 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:  # noqa: PLR2004  # seconds an hour
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def format_age(seconds: float) -> str:
+    """How long ago, in its largest unit: ``now``, ``5 min``, ``3 h``, ``12 d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "now"

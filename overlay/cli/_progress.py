@@ -6,28 +6,19 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from overlay.cli._output import format_bytes, format_seconds, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from overlay.cli._output import Output
 
-__all__ = ["Meter", "bytes_progress"]
+__all__ = ["phases"]
 
 INTERVAL_S = 30.0
-
-
-class Meter(Protocol):
-    """Counts bytes as they are done."""
-
-    def update(self, nbytes: int) -> object:
-        """``nbytes`` more are done. May be called from any thread."""
-
-    def close(self) -> object:
-        """No more will come."""
 
 
 class _Bar:
@@ -47,14 +38,6 @@ class _Bar:
 
     def close(self) -> None:
         self._bar.close()
-
-
-class _Silent:
-    def update(self, nbytes: int) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 class Lines:
@@ -98,17 +81,21 @@ class Lines:
         return f"{self._label}: {', '.join(parts)}"
 
 
-@contextmanager
-def bytes_progress(output: Output, label: str, total: int) -> Iterator[Meter]:
-    """Show progress through ``total`` bytes; silent with ``-q``, with ``--json``, and when there is nothing to do."""
-    meter = _meter(output, label, total)
-    try:
-        yield meter
-    finally:
-        meter.close()
+def phases(output: Output) -> Callable[[str, int], AbstractContextManager[Callable[[int], object]]]:
+    """What a stage calls with a label and a total in bytes, and then with bytes as they are done, from any thread.
 
+    Silent with ``-q``, with ``--json``, and when there is nothing to do.
+    """
 
-def _meter(output: Output, label: str, total: int) -> Meter:
-    if output.quiet or output.json or total == 0:
-        return _Silent()
-    return _Bar(label, total) if sys.stderr.isatty() else Lines(label, total)
+    @contextmanager
+    def phase(label: str, total: int) -> Iterator[Callable[[int], object]]:
+        if output.quiet or output.json or total == 0:
+            yield lambda _nbytes: None
+            return
+        meter = _Bar(label, total) if sys.stderr.isatty() else Lines(label, total)
+        try:
+            yield meter.update
+        finally:
+            meter.close()
+
+    return phase

@@ -39,8 +39,8 @@ def test_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """What is over before the first line is due leaves no line."""
-    with _progress.bytes_progress(Output(json=False, quiet=False, verbose=False), "fuse", 10) as meter:
-        meter.update(10)
+    with _progress.phases(Output(json=False, quiet=False, verbose=False))("fuse", 10) as done:
+        done(10)
 
     assert capsys.readouterr() == ("", "")
 
@@ -48,10 +48,8 @@ def test_short_work_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """On a terminal a bar counts up to the total, from any number of threads."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with _progress.bytes_progress(Output(json=False, quiet=False, verbose=False), "fuse", 8_000_000) as meter:
-        threads = [
-            threading.Thread(target=lambda: [meter.update(1000) for _ in range(1000)], daemon=True) for _ in range(8)
-        ]
+    with _progress.phases(Output(json=False, quiet=False, verbose=False))("fuse", 8_000_000) as done:
+        threads = [threading.Thread(target=lambda: [done(1000) for _ in range(1000)], daemon=True) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -69,7 +67,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_silent_when_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: Output) -> None:
     """-q and --json show no progress, not even on a terminal."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with _progress.bytes_progress(output, "fuse", 10) as meter:
-        meter.update(10)
+    with _progress.phases(output)("fuse", 10) as done:
+        done(10)
 
     assert capsys.readouterr() == ("", "")

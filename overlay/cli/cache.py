@@ -1,0 +1,135 @@
+"""``overlay cache``: what the cache holds, and removing it."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from overlay.cli._documents import CachedModel, CacheListing, Removed
+from overlay.cli._options import Common, common_options
+from overlay.cli._output import columns, format_age, format_bytes, style
+from overlay.cli._types import AGE, SIZE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from overlay.cache.collecting import Removal
+
+__all__ = ["cache"]
+
+
+@click.group()
+def cache() -> None:
+    """Look into the cache, and remove from it."""
+
+
+@cache.command("ls")
+@common_options
+def list_models(common: Common) -> None:
+    """List what is materialized: size, last use, location."""
+    from overlay.cache import choose_root
+    from overlay.cache.listing import ls
+
+    root = choose_root(common.cache_root, os.environ)
+    models = tuple(
+        CachedModel(
+            tree.model,
+            tree.name,
+            str(tree.path),
+            tree.locations,
+            tree.size,
+            _iso(tree.created),
+            _iso(tree.last_used),
+        )
+        for tree in ls(root)
+    )
+    listing = CacheListing(str(root.path), root.decided_by, models)
+
+    def text() -> Iterator[str]:
+        yield f"{listing.root}  (from {listing.decided_by})"
+        rows = [["MODEL", "SIZE", "USED", "LOCATION"]] if models else []
+        rows += [_row(model) for model in models]
+        yield from columns(rows) or ["  nothing is materialized here"]
+
+    common.output.result(listing, text)
+
+
+@cache.command()
+@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@common_options
+def rm(common: Common, targets: tuple[str, ...], dry_run: bool) -> None:
+    """Remove models, locations or trees, and the objects that only they use."""
+    from overlay.cache import choose_root
+    from overlay.cache.collecting import rm
+
+    root = choose_root(common.cache_root, os.environ)
+    _print_removal(common, rm(root, targets, dry_run=dry_run), str(root.path), dry_run=dry_run)
+
+
+@cache.command()
+@click.option("--max-size", type=SIZE, help="Remove the least recently used until at most this stays (500GB).")
+@click.option("--max-age", type=AGE, help="Remove what was not used for longer (30d).")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@common_options
+def gc(common: Common, max_size: int | None, max_age: int | None, dry_run: bool) -> None:
+    """Collect what a killed run left, and objects that nothing needs; with a limit, also materializations."""
+    from overlay.cache import choose_root
+    from overlay.cache.collecting import gc
+
+    root = choose_root(common.cache_root, os.environ)
+    removal = gc(root, max_size=max_size, max_age=max_age, dry_run=dry_run)
+    _print_removal(common, removal, str(root.path), dry_run=dry_run)
+
+
+def _row(model: CachedModel) -> list[str]:
+    age = time.time() - datetime.fromisoformat(model.last_used).timestamp()
+    name = model.model or style(f"{model.tree} (record unreadable)", "bad")
+    where = ", ".join(model.locations) or style("superseded", "dim")
+    return [name, format_bytes(model.size), format_age(age), where]
+
+
+def _print_removal(common: Common, removal: Removal, root: str, *, dry_run: bool) -> None:
+    document = Removed(
+        root=root,
+        dry_run=dry_run,
+        locations=tuple(os.fspath(path) for path in removal.locations),
+        trees=tuple(os.fspath(path) for path in removal.trees),
+        objects=len(removal.objects),
+        actions=len(removal.actions),
+        unfinished=len(removal.unfinished),
+        frees=removal.frees,
+        held_outside=removal.held_outside,
+        notes=removal.notes,
+    )
+
+    def text() -> Iterator[str]:
+        counts = {
+            "location": len(removal.locations),
+            "tree": len(removal.trees),
+            "object": len(removal.objects),
+            "action entry": len(removal.actions),
+            "unfinished build": len(removal.unfinished),
+        }
+        gone = [f"{count} {_plural(name, count)}" for name, count in counts.items() if count]
+        verb = "would remove" if dry_run else "removed"
+        yield f"{verb} {', '.join(gone)} · frees {format_bytes(removal.frees)}" if gone else "nothing to remove"
+        yield from columns([[path] for path in (*document.locations, *document.trees)])
+
+    common.output.result(document, text)
+    for note in removal.notes:
+        common.output.remark(note)
+
+
+def _plural(name: str, count: int) -> str:
+    if count == 1:
+        return name
+    return f"{name.removesuffix('y')}ies" if name.endswith("y") else f"{name}s"
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

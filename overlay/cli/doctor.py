@@ -1,0 +1,134 @@
+"""``overlay doctor``: what a maintainer asks first, ready to be pasted into a report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from typing import TYPE_CHECKING
+
+import click
+
+import overlay
+from overlay.cli._documents import Device, Diagnosis, Probe
+from overlay.cli._errors import redact
+from overlay.cli._options import Common, common_options
+from overlay.cli._output import columns, format_bytes, style
+from overlay.errors import OverlayError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["doctor"]
+
+_PREFIXES = ("OVERLAY_", "SGLANG_", "HF_", "MKL_")
+_NAMES = {
+    "CUDA_VISIBLE_DEVICES",
+    "DO_NOT_TRACK",
+    "FORCE_COLOR",
+    "HOME",
+    "NO_COLOR",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "TMPDIR",
+    "TRANSFORMERS_OFFLINE",
+    "XDG_CACHE_HOME",
+}
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
+_PACKAGES = ("huggingface_hub", "hf_xet", "safetensors", "torch", "pydantic", "xxhash", "filelock", "click")
+
+
+@click.command()
+@common_options
+def doctor(common: Common) -> None:
+    """Show what this machine can do: the cache's filesystem, variables in force, versions, devices, the self-test."""
+    from overlay.cache import choose_root, probe
+
+    root = choose_root(common.cache_root, os.environ)
+    found = probe(root)
+    diagnosis = Diagnosis(
+        version=overlay.__version__,
+        root=str(root.path),
+        decided_by=root.decided_by,
+        free=found.free,
+        probes=tuple(Probe(item.name, item.works, item.detail) for item in found.probes),
+        registry=_registry(common),
+        environment=_environment(),
+        versions=_versions(),
+        devices=_devices(),
+    )
+    common.output.result(diagnosis, lambda: _text(diagnosis))
+
+
+def _text(found: Diagnosis) -> Iterator[str]:
+    yield f"overlay {found.version}"
+    yield style("cache root", "strong")
+    yield f"  {found.root}  (from {found.decided_by}), {format_bytes(found.free)} free"
+    yield from columns([[probe.name, _verdict(probe.works), probe.detail] for probe in found.probes])
+    yield style("registry", "strong")
+    yield f"  {found.registry}"
+    yield style("environment", "strong")
+    yield from columns([[name, value] for name, value in found.environment.items()])
+    yield style("versions", "strong")
+    yield from columns([[name, version or "not installed"] for name, version in found.versions.items()])
+    yield style("devices", "strong")
+    yield from columns([[device.name, _verdict(device.self_test), device.detail] for device in found.devices])
+
+
+def _verdict(works: bool | None) -> str:
+    if works is None:
+        return style("unknown", "warn")
+    return style("yes", "good") if works else style("no", "bad")
+
+
+def _registry(common: Common) -> str:
+    from overlay.registry import load_registry
+
+    try:
+        return load_registry(common.registry).path
+    except OverlayError as error:
+        return f"unusable: {error.message}"
+
+
+def _environment() -> dict[str, str]:
+    found = {}
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIXES) or name in _NAMES:
+            hidden = any(word in name for word in _SECRET) and not name.endswith("_PATH")
+            found[name] = "set, not shown" if hidden else redact(os.environ[name])
+    return found
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version(), "system": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _devices() -> tuple[Device, ...]:
+    if importlib.util.find_spec("torch") is None:
+        return (Device("none", None, "torch is not installed: everything works but fusing"),)
+    import torch
+
+    names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    return tuple(_device(name) for name in names)
+
+
+def _device(name: str) -> Device:
+    from overlay.fusion import Engine
+
+    try:
+        about = Engine.start(name).describe()
+    except OverlayError as error:
+        return Device(name, self_test=None, detail=error.message)
+    test = about["self_test"]
+    if about["library"]:
+        detail = f"{about['library']}, {test['num_products']} products as the rule has them"
+    else:
+        detail = f"ordered kernel: {about['library_unused_because']}"
+    return Device(name, test and test["passed"], detail)
