@@ -21,7 +21,16 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["cannot_write", "free_room", "fsync", "make_folder", "share_with_group", "write_atomically", "writing"]
+__all__ = [
+    "cannot_write",
+    "free_room",
+    "fsync",
+    "is_file_of",
+    "make_folder",
+    "share_with_group",
+    "write_atomically",
+    "writing",
+]
 
 _MOVE = "choose another root with --cache-root or OVERLAY_CACHE_ROOT"
 _MEANING = {
@@ -80,10 +89,15 @@ def writing(root: CacheRoot, operation: str) -> Iterator[None]:
 
 def free_room(path: Path) -> int:
     """Bytes that this user may still write where ``path`` is or will be."""
+    room = os.statvfs(existing(path))
+    return room.f_bavail * room.f_frsize
+
+
+def existing(path: Path) -> Path:
+    """``path``, or the nearest folder above it that exists."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    room = os.statvfs(path)
-    return room.f_bavail * room.f_frsize
+    return path
 
 
 def fsync(path: Path) -> None:
@@ -96,6 +110,15 @@ def fsync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def is_file_of(path: Path, size: int) -> bool:
+    """Whether a real file is there and has this size."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def make_folder(path: Path, root: CacheRoot) -> None:

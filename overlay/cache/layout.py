@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, InvalidUsage
+from overlay.fingerprint import parse_digest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +29,6 @@ __all__ = ["LAYOUT_VERSION", "CacheRoot", "checked_name", "choose_root"]
 # Raised by hand whenever an older version of this program would misread the folder.
 LAYOUT_VERSION = 1
 
-_DIGEST = re.compile(r"([a-z0-9][a-z0-9_-]{0,31}):([0-9a-f]{8,128})")
 _KEY = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
 _LONGEST_NAME = 255
 
@@ -92,17 +92,14 @@ class CacheRoot:
 
     def object(self, digest: str) -> Path:
         """Path of an object by its digest, ``algorithm:hex``."""
-        match = _DIGEST.fullmatch(digest)
-        if match is None:
-            raise BrokenInput(f"not a digest: {digest[:100]!r} (expected algorithm:hex)", code="digest-invalid")
-        algorithm, value = match.groups()
+        algorithm, value = parse_digest(digest)
         return self.objects / algorithm / value[:2] / value
 
     def action(self, key: str) -> Path:
         """Path of an action entry by its key, a sha256."""
         match = _KEY.fullmatch(key)
         if match is None:
-            raise BrokenInput(f"not an action key: {key[:100]!r} (expected a sha256)", code="digest-invalid")
+            raise BrokenInput(f"not an action key: {key[:100]!r} (expected a sha256)", code="bad-digest")
         value = match.group(1)
         return self.actions / value[:2] / f"{value}.json"
 

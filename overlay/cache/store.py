@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
-import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from overlay.cache import locks, trees
-from overlay.cache.disk import free_room, fsync, make_folder, share_with_group, write_atomically, writing
+from overlay.cache import actions, locks, trees
+from overlay.cache.disk import free_room, fsync, is_file_of, make_folder, share_with_group, write_atomically, writing
 from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
 from overlay.cache.links import LinkMode, LinkResult, link_file, ways
 from overlay.cache.staging import staging
-from overlay.errors import CannotWrite, NotHere, OverlayError, TryAgain
+from overlay.errors import CannotWrite, NotHere, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
 __all__ = ["Cache"]
 
-_ENTRY_VERSION = 1
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 # This folder is a cache: everything in it can be made again by `overlay prewarm`.
 # For information about cache directory tags see https://bford.info/cachedir/
@@ -89,7 +86,7 @@ class Cache:
 
     def has_object(self, digest: str, size: int) -> bool:
         """Whether the object is there with this size; its bytes are not read."""
-        return _is_file_of(self.root.object(digest), size)
+        return is_file_of(self.root.object(digest), size)
 
     def adopt_file(self, staged: Path, digest: str) -> Path:
         """Move a finished file of our own staging into the objects; one that is there already is kept.
@@ -107,7 +104,7 @@ class Cache:
             # A link never replaces, so of two equal files the first keeps its inode and trees share it.
             with suppress(OSError):
                 target.hardlink_to(staged)
-            if _is_file_of(target, size):
+            if is_file_of(target, size):
                 staged.unlink()
             else:
                 staged.replace(target)
@@ -177,37 +174,11 @@ class Cache:
 
         An entry that cannot be right is dropped, counts as absent, and is noted.
         """
-        path = self.root.action(key)
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            self.notes.append(f"{path}: cannot be read ({error.strerror}); not used")
-            return None
-        entry = _entry(data, path.stem)
-        if entry is None:
-            reason = "not an action entry of this version"
-        elif not self.has_object(entry["digest"], entry["size"]):
-            reason = f"its object {entry['digest']} is missing or has another size"
-        else:
-            return entry
-        with suppress(OSError):
-            path.unlink()
-        self.notes.append(f"{path}: {reason}; dropped")
-        return None
+        return actions.find_action(self.root, key, self.notes)
 
     def put_action(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Remember what an action gave.
-
-        Args:
-            key: The action key.
-            entry: JSON with at least ``digest`` and ``size`` of the object.
-        """
-        path = self.root.action(key)
-        document = {"schema_version": _ENTRY_VERSION, "key": path.stem, "entry": dict(entry)}
-        with writing(self.root, "rename an action entry into place"):
-            write_atomically(path, json.dumps(document, sort_keys=True).encode(), self.root)
+        """Remember what an action gave: JSON with at least ``digest`` and ``size`` of the object."""
+        actions.put_action(self.root, key, entry)
 
     # Trees and locations
 
@@ -276,24 +247,3 @@ def _readable_size(source: Path) -> int:
             hint="make it readable for this user",
             path=str(source),
         ) from error
-
-
-def _is_file_of(path: Path, size: int) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == size
-
-
-def _entry(data: bytes, key: str) -> dict[str, Any] | None:
-    try:
-        document = json.loads(data)
-        if (document["schema_version"], document["key"]) != (_ENTRY_VERSION, key):
-            return None
-        entry = document["entry"]
-        digest, size = entry["digest"], entry["size"]
-        CacheRoot(Path()).object(digest)
-    except (ValueError, TypeError, KeyError, RecursionError, OverlayError):
-        return None
-    return entry if isinstance(entry, dict) and type(size) is int else None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Published", "location_target", "publish_tree", "swing_location"]
+__all__ = ["Published", "is_our_link", "location_target", "publish_tree", "swing_location"]
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 _ATTEMPTS = 5
@@ -128,6 +128,12 @@ def location_target(root: CacheRoot, name: str) -> Path | None:
     tree = _tree_of(text) if text is not None else None
     path = root.trees / tree if tree is not None else None
     return path if path is not None and path.is_dir() else None
+
+
+def is_our_link(location: Path) -> bool:
+    """Whether a location is a link to one of our trees, there or gone."""
+    text = _read_link(location)
+    return text is not None and _tree_of(text) is not None
 
 
 def _link_text(tree: str) -> str:

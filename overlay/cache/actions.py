@@ -1,0 +1,65 @@
+"""Action entries: which object an action gave. They are claims, checked against the object before use."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlay.cache.disk import is_file_of, write_atomically, writing
+from overlay.cache.layout import CacheRoot
+from overlay.errors import OverlayError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["find_action", "put_action", "read_entry"]
+
+_VERSION = 1
+
+
+def find_action(root: CacheRoot, key: str, notes: list[str]) -> dict[str, Any] | None:
+    """The entry of this key, if its object is there with the size that it names.
+
+    An entry that cannot be right is dropped, counts as absent, and is noted.
+    """
+    path = root.action(key)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        notes.append(f"{path}: cannot be read ({error.strerror}); not used")
+        return None
+    entry = read_entry(data, path.stem)
+    if entry is None:
+        reason = "not an action entry of this version"
+    elif not is_file_of(root.object(entry["digest"]), entry["size"]):
+        reason = f"its object {entry['digest']} is missing or has another size"
+    else:
+        return entry
+    with suppress(OSError):
+        path.unlink()
+    notes.append(f"{path}: {reason}; dropped")
+    return None
+
+
+def put_action(root: CacheRoot, key: str, entry: Mapping[str, Any]) -> None:
+    """Write an entry; it names at least the ``digest`` and the ``size`` of the object."""
+    path = root.action(key)
+    document = {"schema_version": _VERSION, "key": path.stem, "entry": dict(entry)}
+    with writing(root, "rename an action entry into place"):
+        write_atomically(path, json.dumps(document, sort_keys=True).encode(), root)
+
+
+def read_entry(data: bytes, key: str) -> dict[str, Any] | None:
+    """The entry in a file's bytes; None where they are not an entry of this key and version."""
+    try:
+        document = json.loads(data)
+        entry = document["entry"]
+        CacheRoot(Path()).object(entry["digest"])
+        sound = (document["schema_version"], document["key"]) == (_VERSION, key) and type(entry["size"]) is int
+    except (ValueError, TypeError, KeyError, RecursionError, OverlayError):
+        return None
+    return entry if sound and isinstance(entry, dict) else None
