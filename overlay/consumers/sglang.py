@@ -11,14 +11,20 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.errors import BrokenInput, InvalidUsage
+from overlay.consumers.sglang_fingerprint import (
+    METADATA_PATTERNS,
+    enters_fingerprint,
+    extra_files,
+    is_metadata,
+    overlay_fingerprint,
+)
+from overlay.errors import InvalidUsage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from overlay.registry import Entry
 
@@ -42,10 +48,6 @@ __all__ = [
 MARKER_NAME = ".sglang_overlay_materialized.json"
 """The server tests that this file exists; it never reads it."""
 
-METADATA_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
-"""What the server downloads of an overlay repo; ``*`` crosses ``/``."""
-
-_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 _MAX_FILE_NAME = 255
 
 
@@ -87,88 +89,6 @@ BUILT_IN: Mapping[str, BuiltIn] = {
     ),
 }
 """The built-in table of 0.5.23; a server with no exported registry takes its models from here."""
-
-
-def is_metadata(path: str) -> bool:
-    """Whether the server downloads this file of an overlay repo (POSIX path inside it)."""
-    return any(fnmatchcase(path, pattern) for pattern in METADATA_PATTERNS)
-
-
-def enters_fingerprint(path: str) -> bool:
-    """Whether this file of an overlay folder is hashed: weights and two kinds of generated folders are not."""
-    *folders, name = path.split("/")
-    generated = any(folder == "__pycache__" or folder.endswith(".egg-info") for folder in folders)
-    return not generated and not name.endswith(_WEIGHT_SUFFIXES)
-
-
-def extra_files(paths: Iterable[str]) -> tuple[str, ...]:
-    """Files that would be hashed but that the server itself never downloads, sorted.
-
-    A snapshot that was once fetched whole holds such files (``.gitattributes``, LICENSE, pictures), and a server on the
-    same Hub cache then looks for another directory than a fresh one.
-    """
-    return tuple(sorted(path for path in paths if enters_fingerprint(path) and not is_metadata(path)))
-
-
-def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]], *, metadata_only: bool = False) -> str:
-    """SHA-256 over the paths and contents of an overlay's small files: 64 hex digits.
-
-    For each file, in order: its POSIX path in UTF-8, then the 32 bytes of the SHA-256 of its content. In each folder
-    the files come first, sorted, then the sub-folders, sorted. Links to files are followed, links to folders are not.
-
-    Args:
-        overlay: A folder, or pairs of path and content in any order.
-        metadata_only: Hash only what the server downloads: right for a pinned Hub repo, whatever else lies in its
-            snapshot. A folder that is served in place (a direct overlay) is hashed with everything in it.
-
-    Raises:
-        BrokenInput: A file of the folder is a dangling link, or no regular file, or its name is not UTF-8.
-    """
-    files: Iterable[tuple[str, bytes | Path]] = _walk(overlay) if isinstance(overlay, Path) else overlay
-    whole = hashlib.sha256()
-    for path, content in sorted(files, key=lambda file: _walk_order(file[0])):
-        if enters_fingerprint(path) and (is_metadata(path) or not metadata_only):
-            whole.update(_utf8(path))
-            whole.update(_sha256(content))
-    return whole.hexdigest()
-
-
-def _walk(root: Path) -> Iterator[tuple[str, Path]]:
-    def refuse(error: OSError) -> None:
-        raise BrokenInput(
-            f"{error.filename}: cannot be listed: {error.strerror}", code="unreadable-folder", path=str(error.filename)
-        ) from error
-
-    for folder, _, names in os.walk(root, onerror=refuse):
-        for name in names:
-            file = Path(folder, name)
-            yield file.relative_to(root).as_posix(), file
-
-
-def _utf8(path: str) -> bytes:
-    try:
-        return path.encode()
-    except UnicodeEncodeError as error:
-        raise BrokenInput(f"the file name {path!r} is not UTF-8", code="file-name-not-utf8", path=repr(path)) from error
-
-
-def _sha256(content: bytes | Path) -> bytes:
-    if isinstance(content, bytes):
-        return hashlib.sha256(content).digest()
-    if not content.is_file():
-        raise BrokenInput(
-            f"{content}: expected a file, found a dangling link or a special file",
-            code="not-a-file",
-            hint="download the overlay again, or remove the link",
-            path=str(content),
-        )
-    with content.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
-
-
-def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:
-    *folders, name = path.split("/")
-    return (*((True, folder) for folder in folders), (False, name))
 
 
 @dataclass(frozen=True, slots=True)

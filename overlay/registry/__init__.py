@@ -3,5 +3,18 @@
 from __future__ import annotations
 
 from overlay.registry.entries import LOCAL, Entry, Need, Pin, Recipe, Registry, Resolution, ServerSpec
+from overlay.registry.load import load_registry
+from overlay.registry.resolve import resolve
 
-__all__ = ["LOCAL", "Entry", "Need", "Pin", "Recipe", "Registry", "Resolution", "ServerSpec"]
+__all__ = [
+    "LOCAL",
+    "Entry",
+    "Need",
+    "Pin",
+    "Recipe",
+    "Registry",
+    "Resolution",
+    "ServerSpec",
+    "load_registry",
+    "resolve",
+]

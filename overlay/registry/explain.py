@@ -1,0 +1,116 @@
+"""From pydantic's errors to problems at a line and column, in the words of the file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from overlay.registry.problems import did_you_mean, refuse
+from overlay.registry.schema import (
+    EntryFields,
+    LoraFields,
+    MappingsFields,
+    NeedFields,
+    OverlayFields,
+    PinFields,
+    Place,
+    PythonFields,
+    RegistryFile,
+    VdnH3Fields,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from overlay.registry.problems import Problem
+    from overlay.registry.schema import Fields
+    from overlay.registry.strict_yaml import Document
+
+__all__ = ["checked"]
+
+_RECIPES: Mapping[str, type[Fields]] = {
+    "vdn-h3": VdnH3Fields,
+    "lora": LoraFields,
+    "mappings": MappingsFields,
+    "python": PythonFields,
+}
+_SECTIONS: Mapping[str, type[Fields]] = {
+    "source": PinFields,
+    "overlay": OverlayFields,
+    "needs": NeedFields,
+    "base": Place,
+    "adapters": Place,
+    **_RECIPES,
+}
+_EXPECTED = {
+    "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
+    "dict_type": "a mapping (key: value)",
+    "tuple_type": "a list",
+    "string_type": "text",
+}
+
+
+def checked(document: Document) -> RegistryFile:
+    """A parsed file as the schema has it.
+
+    Raises:
+        InvalidRegistry: With every problem of the file, each at its line and column.
+    """
+    try:
+        return RegistryFile.model_validate(document.data)
+    except ValidationError as error:
+        refuse([_problem(document, found["loc"], found) for found in error.errors(include_url=False)])
+
+
+def _problem(document: Document, loc: tuple[str | int, ...], found: Mapping[str, Any]) -> Problem:
+    context = found.get("ctx", {})
+    name = str(loc[-1]) if loc else "the file"
+    hint: str | None = None
+    match found["type"]:
+        case "registry":
+            code, message = context["code"], context["message"]
+            hint = context["hint"] or None
+            if hint and "{repo}" in hint:
+                hint = hint.replace("{repo}", _repo_at(document.data, loc))
+        case "extra_forbidden":
+            known = sorted(_section(loc[:-1]).model_fields)
+            code, message = "unknown-key", f"unknown key {name}"
+            hint = did_you_mean(name, known) or f"known here: {', '.join(known) or 'none'}"
+        case "missing":
+            code, message = "missing-key", f"{name} is missing"
+        case "union_tag_invalid":
+            code, message = "unknown-recipe", f"there is no recipe {context['tag']}"
+            hint = f"name: one of {', '.join(_RECIPES)}"
+            loc = (*loc, "name")
+        case "union_tag_not_found":
+            code, message = "unknown-recipe", "the recipe has no name"
+            hint = f"name: one of {', '.join(_RECIPES)}"
+        case "literal_error":
+            code, message = "schema-version", f"schema_version is {found['input']!r}; this program reads 1"
+            hint = "a newer registry needs a newer program"
+        case "too_short":
+            code, message = "empty-list", f"{name} is empty; expected at least one item"
+        case kind:
+            expected = _EXPECTED.get(kind)
+            code, message = "wrong-type", f"{name}: expected {expected}" if expected else f"{name}: {found['msg']}"
+    return document.problem(loc, code, message, hint)
+
+
+def _section(loc: Sequence[str | int]) -> type[Fields]:
+    match [part for part in loc if isinstance(part, str)]:
+        case []:
+            return RegistryFile
+        case ["models", _]:
+            return EntryFields
+        case names:
+            return _SECTIONS[names[-1]]
+
+
+def _repo_at(data: Any, loc: Sequence[str | int]) -> str:
+    """The repo that a revision at ``loc`` belongs to, as far as the file says it."""
+    section = data
+    for part in loc[:-1]:
+        section = section[part]
+    return str(section.get("repo") or (loc[1] if "source" in loc else "<repo>"))

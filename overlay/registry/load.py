@@ -1,0 +1,127 @@
+"""Which registry file is in force, and its entries with every override applied."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import InvalidRegistry, NotHere
+from overlay.registry.entries import Registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from overlay.registry.entries import Entry
+    from overlay.registry.schema import RegistryFile
+    from overlay.registry.strict_yaml import Document
+
+__all__ = ["FILE_NAME", "VARIABLE", "load_registry", "packaged_registry"]
+
+FILE_NAME = "registry.yaml"
+VARIABLE = "OVERLAY_REGISTRY"
+
+
+def load_registry(
+    flag: Path | None = None, *, environ: Mapping[str, str] = os.environ, cwd: Path | None = None
+) -> Registry:
+    """The registry in force.
+
+    That is the first of: ``flag``, ``OVERLAY_REGISTRY``, a ``registry.yaml`` in the working directory or above it, the
+    one that ships with this program. The first three are laid over the last by field; sglang's own variable is laid
+    over the outcome. Nothing is fetched or written.
+
+    Args:
+        flag: File named on the command line.
+        environ: Environment.
+        cwd: Working directory.
+
+    Raises:
+        InvalidRegistry: A file or variable cannot be used as it stands; all problems of one file at once.
+    """
+    # Imported here: pydantic and the YAML reader take 0.1 s, and most of what imports this package reads no file.
+    from overlay.registry.merge import lay_over  # noqa: PLC0415
+    from overlay.registry.server import apply_server_registry  # noqa: PLC0415
+
+    cwd = cwd or _working_directory()
+    packaged = packaged_registry()
+    found, how = _override(flag, environ, cwd)
+    files = [packaged] if found is None or _same_file(found, packaged) else [packaged, found]
+    entries: dict[str, Entry] = {}
+    replaced: dict[str, tuple[str, ...]] = {}
+    for path in files:
+        try:
+            document, content = _read(path, cwd)
+            entries, replaced = lay_over(entries, content.models, document, str(path))
+        except InvalidRegistry as error:
+            raise _with_origin(error, how if path == found else None) from error
+    entries, told = apply_server_registry(entries, environ, cwd)
+    notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
+    return Registry(str(files[-1]), entries, notes)
+
+
+def packaged_registry() -> Path:
+    """The registry that ships with this program; in a checkout, the one at its top.
+
+    Raises:
+        NotHere: Neither is there: the installation is broken.
+    """
+    shipped = Path(__file__).with_name(FILE_NAME)
+    for path in (shipped, Path(__file__).parents[2] / FILE_NAME):
+        if path.is_file():
+            return path
+    raise NotHere(
+        f"{shipped}: the registry that ships with this program is missing",
+        code="registry-missing",
+        hint="install it again: pip install --force-reinstall model-overlay",
+    )
+
+
+def _override(flag: Path | None, environ: Mapping[str, str], cwd: Path) -> tuple[Path | None, str]:
+    """The file that overrides the packaged one, and how it was found."""
+    if flag is not None:
+        return cwd / flag, "named by --registry"
+    if environ.get(VARIABLE):
+        return cwd / os.path.expanduser(environ[VARIABLE]), f"named by {VARIABLE}"  # noqa: PTH111 - never raises
+    for folder in (cwd, *cwd.parents):
+        # os.path: a folder that may not be looked into has no registry for us, and is no error.
+        if os.path.isfile(folder / FILE_NAME):  # noqa: PTH113
+            how = "found from the working directory; another is taken with --registry or OVERLAY_REGISTRY"
+            return folder / FILE_NAME, how
+    return None, ""
+
+
+def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
+    from overlay.registry.explain import checked  # noqa: PLC0415 - as in load_registry
+    from overlay.registry.strict_yaml import parse  # noqa: PLC0415
+
+    name = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidRegistry(
+            f"{name}: cannot be read: {error.strerror}", code="registry-unreadable", path=str(path)
+        ) from error
+    document = parse(content, name)
+    return document, checked(document)
+
+
+def _with_origin(error: InvalidRegistry, how: str | None) -> InvalidRegistry:
+    """The same error, whose hint also says how the file came to be read."""
+    data: dict[str, Any] = error.data
+    hint = "; ".join(part for part in (error.hint, how and f"the file was {how}") if part)
+    return InvalidRegistry(error.message, code=error.code, hint=hint or None, **data)
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was deleted under us; then no project file is there either
+        return Path("/")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # said properly when it is read
+        return False

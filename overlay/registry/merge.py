@@ -1,0 +1,178 @@
+"""Laying one registry file over another, field by field, and checking that the entries that come out are complete.
+
+A pin is one field: a repo with its commit, or with the reason why it has none. So a new repo never inherits an old
+commit, and what was known of the old pin's content goes with it. Needs and recipe are replaced whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.registry.entries import Entry, Need, Pin, Recipe
+from overlay.registry.problems import did_you_mean, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from overlay.registry.problems import Problem
+    from overlay.registry.schema import EntryFields, NeedFields, PinFields
+    from overlay.registry.strict_yaml import Document
+
+__all__ = ["lay_over"]
+
+VDN_H3_COMPONENTS = ("text_encoder", "tokenizer", "processor")
+_REVISION_HINT = 'revision: the 40 hex digits of a commit, or floating: "<reason>"'
+
+
+def lay_over(
+    below: Mapping[str, Entry], models: Mapping[str, EntryFields], document: Document, origin: str
+) -> tuple[dict[str, Entry], dict[str, tuple[str, ...]]]:
+    """Entries of both layers, and by model what the upper one replaced.
+
+    Args:
+        below: Complete entries.
+        models: What the upper layer says; only what it changes, or whole new entries.
+        document: Where it says so, for messages.
+        origin: The upper layer's file or variable.
+
+    Raises:
+        InvalidRegistry: With every entry that is not complete or not consistent.
+    """
+    problems: list[Problem] = []
+    entries, replaced = dict(below), {}
+    for model, fields in models.items():
+        layer = _Layer(model, below.get(model), document, origin, problems)
+        entry = layer.entry(fields, below)
+        if entry is not None:
+            entries[model] = entry
+            replaced[model] = layer.changes(entry)
+    if problems:
+        refuse(problems)
+    return entries, {model: notes for model, notes in replaced.items() if notes}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One entry of the upper layer, above ``below``."""
+
+    model: str
+    below: Entry | None
+    document: Document
+    origin: str
+    problems: list[Problem]
+
+    def report(self, path: tuple[str | int, ...], code: str, message: str, hint: str | None = None) -> None:
+        place = ("models", self.model, *path)
+        self.problems.append(self.document.problem(place, code, f"{self.model}: {message}", hint))
+
+    def entry(self, fields: EntryFields, others: Mapping[str, Entry]) -> Entry | None:
+        """The complete entry; None where problems were reported."""
+        before, below = len(self.problems), self.below
+        source = self.pin(("source",), fields.source, below.source if below else None, self.model)
+        overlay = self.pin(("overlay",), fields.overlay, below.overlay if below else None, None)
+        needs = below.needs if below else ()
+        if fields.needs is not None:
+            needs = tuple(self.needs(fields.needs))
+        recipe = below.recipe if below else None
+        if fields.recipe is not None:
+            recipe = Recipe(fields.recipe.name, fields.recipe.model_dump(mode="json", exclude={"name"}))
+        for key, value in {"source": fields.source, "recipe": fields.recipe}.items():
+            if below is None and value is None:
+                self.report((), "missing-key", f"{key} is missing", did_you_mean(self.model, others))
+        if len(self.problems) > before or source is None or recipe is None:
+            return None
+
+        known = below if below and below.overlay == overlay else None
+        said = fields.overlay
+        entry = Entry(
+            model=self.model,
+            source=source,
+            overlay=overlay,
+            overlay_fingerprint=(said.fingerprint if said else None) or (known.overlay_fingerprint if known else None),
+            needs=needs,
+            recipe=recipe,
+            line=self.document.places.get(("models", self.model), (0, 0))[0],
+            origin=self.origin,
+            materializer_version=(said.materializer_version if said else None)
+            or (known.materializer_version if known else "v1"),
+        )
+        self.check(entry)
+        return entry if len(self.problems) == before else None
+
+    def pin(
+        self, path: tuple[str | int, ...], given: PinFields | None, below: Pin | None, default_repo: str | None
+    ) -> Pin | None:
+        if given is None:
+            return below
+        name = path[0]
+        repo = given.repo or (below.repo if below else default_repo)
+        if repo is None:
+            self.report(path, "missing-key", f"{name} has no repo")
+        elif given.revision or given.floating:
+            return Pin(repo, given.revision, given.floating)
+        elif below is None:
+            self.report(path, "no-revision", f"{name} has no revision", _REVISION_HINT)
+        elif repo != below.repo:
+            message = f"{name}.repo changes from {below.repo} to {repo} without giving its revision"
+            self.report((*path, "repo"), "repo-without-revision", message, _REVISION_HINT)
+        else:
+            return below
+        return None
+
+    def needs(self, given: tuple[NeedFields, ...]) -> list[Need]:
+        needs = []
+        for number, fields in enumerate(given):
+            pin = self.pin(("needs", number), fields, None, None)
+            if pin is not None:
+                needs.append(Need(pin, fields.components))
+        return needs
+
+    def check(self, entry: Entry) -> None:
+        """Report what does not fit together."""
+        repos = [pin.repo for pin in entry.pins]
+        for repo in sorted({repo for repo in repos if repos.count(repo) > 1}):
+            self.report((), "repo-twice", f"{repo} is named twice among source, overlay and needs")
+        components = [component for need in entry.needs for component in need.components]
+        for component in sorted({name for name in components if components.count(name) > 1}):
+            self.report(("needs",), "component-twice", f"component {component} is named twice in needs")
+
+        recipe = entry.recipe
+        if recipe.name != "lora" and entry.overlay is None:
+            self.report((), "missing-key", f"overlay is missing; the recipe {recipe.name} needs one")
+        if recipe.name == "vdn-h3":
+            absent = [name for name in VDN_H3_COMPONENTS if name not in components]
+            if absent:
+                message = f"the recipe vdn-h3 needs the components {', '.join(absent)}"
+                self.report(("needs",), "missing-component", message, "name them under components of the repo in needs")
+        if recipe.name == "lora":
+            allowed = {entry.source.repo, *(need.pin.repo for need in entry.needs)}
+            for place in (recipe.options["base"], *recipe.options["adapters"]):
+                if place["repo"] not in (None, *allowed):
+                    message = f"the recipe takes files of {place['repo']}, which is neither the source nor among needs"
+                    self.report(("recipe",), "repo-without-revision", message, "pin it under needs")
+
+    def changes(self, entry: Entry) -> tuple[str, ...]:
+        """One sentence for each value that this layer replaces."""
+        below = self.below
+        if below is None:
+            return ()
+        place = self.document.problem(("models", self.model), "", "").place
+        pairs = {
+            "source": (below.source, entry.source),
+            "overlay": (below.overlay, entry.overlay),
+            "needs": (_listed(below.needs), _listed(entry.needs)),
+            "recipe": (_described(below.recipe), _described(entry.recipe)),
+        }
+        return tuple(
+            f"{name} {new} replaces {old or 'none'} ({place})" for name, (old, new) in pairs.items() if old != new
+        )
+
+
+def _listed(needs: tuple[Need, ...]) -> str:
+    return ", ".join(f"{need.pin} ({', '.join(need.components)})" for need in needs)
+
+
+def _described(recipe: Recipe) -> str:
+    options = ", ".join(f"{name} {value}" for name, value in recipe.options.items())
+    return f"{recipe.name} ({options})" if options else recipe.name

@@ -1,0 +1,193 @@
+"""From what a user names to an entry: a registry key, a local source, a folder of the Hub's cache, an overlay folder.
+
+The order and the matching are those of sglang 0.5.23, so that both take the same path for the same model.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import BrokenInput, InvalidUsage
+from overlay.registry.entries import LOCAL, Entry, Pin, Recipe, Resolution, ServerSpec
+from overlay.registry.problems import did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from overlay.registry.entries import Registry
+
+__all__ = ["MANIFEST", "resolve"]
+
+MANIFEST = "_overlay/overlay_manifest.json"
+
+
+def resolve(model: str, registry: Registry) -> Resolution:
+    """What a name or a path stands for.
+
+    Args:
+        model: A key of the registry; else an existing folder that maps to one, because its name is the part after the
+            ``/`` of the key or because it lies in that repo's folder of a Hub cache (``models--org--name``); else an
+            overlay folder (one with ``_overlay/overlay_manifest.json``).
+        registry: The registry in force.
+
+    Raises:
+        InvalidUsage: None of these, or a folder that maps to more than one key.
+        BrokenInput: The manifest of an overlay folder is unusable.
+    """
+    if model in registry.entries:
+        return _resolution(registry, registry.entries[model])
+    if not os.path.exists(model):  # noqa: PTH110 - Path refuses some texts that are no path at all
+        raise _unknown(model, registry)
+    folder = Path(os.path.abspath(model))  # noqa: PTH100 - resolve() would replace the user's name for a link
+    if not folder.is_dir():
+        raise InvalidUsage(f"{folder}: is a file; expected a model or a folder", code="not-a-folder", path=str(folder))
+    key = _key_of(folder, registry.entries)
+    if key is not None:
+        return _local_source(registry, registry.entries[key], folder)
+    if (folder / MANIFEST).is_file():
+        return _direct_overlay(registry, model, folder)
+    raise InvalidUsage(
+        f"{folder}: is no source of a known model and no overlay",
+        code="unknown-folder",
+        hint=f"name the folder as the model ({_names(registry)}), or give the model's name",
+        path=str(folder),
+    )
+
+
+def _resolution(
+    registry: Registry, entry: Entry, notes: Iterable[str] = (), source_folder: Path | None = None
+) -> Resolution:
+    replaced = registry.replaced.get(entry.model, ())
+    pins = [pin for pin in entry.pins if not (source_folder and pin is entry.source)]
+    floating = [f"{pin.repo} is not pinned: {pin.floating}" for pin in pins if pin.floating]
+    if entry.recipe.name == "python":
+        notes = (*notes, "building needs a sandboxed runner for the overlay's own Python, which this version lacks")
+    return Resolution(entry.model, entry, registry.path, (*replaced, *floating, *notes), source_folder)
+
+
+def _key_of(folder: Path, entries: Mapping[str, Entry]) -> str | None:
+    parts = {part.lower() for part in folder.parts}
+    found = [key for key in entries if _cache_folder(key) in parts]
+    found = found or [key for key in entries if key.rpartition("/")[2] == folder.name]
+    if len(found) > 1:
+        raise InvalidUsage(
+            f"{folder}: may be the source of {' or '.join(found)}",
+            code="ambiguous-folder",
+            hint="rename the folder, or give the model's name",
+            path=str(folder),
+            models=found,
+        )
+    return found[0] if found else None
+
+
+def _cache_folder(key: str) -> str:
+    return f"models--{key.replace('/', '--')}".lower()
+
+
+def _local_source(registry: Registry, entry: Entry, folder: Path) -> Resolution:
+    parts = [part.lower() for part in folder.parts]
+    name = _cache_folder(entry.model)
+    if name not in parts:
+        return _resolution(registry, entry, [f"the source is the folder {folder}, not {entry.source}"], folder)
+    within = folder.parts[parts.index(name) + 1 :]
+    if len(within) < 2 or within[0] != "snapshots":  # noqa: PLR2004 - snapshots/<commit>
+        return _resolution(registry, entry, [f"{folder} holds no single commit; the source is {entry.source}"])
+    snapshot = Path(*folder.parts[: len(parts) - len(within) + 2])
+    notes = [f"the source is the snapshot {snapshot}"]
+    if within[1] != entry.source.revision:
+        notes = [f"the source is the snapshot {snapshot}, not {entry.source}"]
+    return _resolution(registry, entry, notes, snapshot)
+
+
+def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
+    """An overlay folder names its source itself; needs and recipe come from the registry where it knows that source."""
+    manifest = _manifest(folder)
+    key, revision = manifest["source_model_id"], manifest.get("source_revision")
+    known = registry.entries.get(key)
+    server = ServerSpec(model, LOCAL, revision)
+    if revision:
+        source = _told_pin(key, revision)
+    else:
+        source = known.source if known else Pin(key, None, "the overlay's manifest names no source_revision")
+    recipe = known.recipe if known else None
+    if recipe is None or recipe.name in ("mappings", "python"):  # these follow the manifest
+        recipe = Recipe("python" if manifest.get("custom_materializer") else "mappings", {})
+    entry = Entry(
+        model=key,
+        source=source,
+        overlay=Pin(str(folder), LOCAL),
+        overlay_fingerprint=None,
+        needs=known.needs if known else (),
+        recipe=recipe,
+        line=1,
+        origin=str(folder / MANIFEST),
+        materializer_version=str(manifest.get("materializer_version", "v1")),
+        server=server,
+    )
+    notes = [f"a server looks at this location only when it is started with exactly --model-path {model}"]
+    if known:
+        notes.insert(0, f"needs and recipe are those of {key} in {registry.path}")
+    # What overrides replaced in the registry's entry says nothing about this one.
+    return _resolution(replace(registry, replaced={}), entry, notes)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    from overlay.formats.files import Folder  # noqa: PLC0415 - only overlay folders need it
+    from overlay.formats.strict_json import parse_object  # noqa: PLC0415 - as above
+    from overlay.registry.schema import check_repo  # noqa: PLC0415 - as above, and pydantic is slow to import
+
+    files = Folder(folder)
+    manifest = parse_object(files.read_bytes(MANIFEST), files.where(MANIFEST))
+    key, revision = manifest.get("source_model_id"), manifest.get("source_revision")
+    try:
+        check_repo(key if isinstance(key, str) else "")
+    except ValueError as error:
+        raise BrokenInput(
+            f"{files.where(MANIFEST)}: source_model_id is {key!r}; expected the repo id (org/name) of the source",
+            code="no-source-model-id",
+            hint="an overlay that is given as a folder must name its source",
+            path=files.where(MANIFEST),
+        ) from error
+    if revision is not None and not isinstance(revision, str):
+        raise BrokenInput(
+            f"{files.where(MANIFEST)}: source_revision is {revision!r}; expected a commit",
+            code="bad-source-revision",
+            path=files.where(MANIFEST),
+        )
+    return manifest
+
+
+def _told_pin(repo: str, revision: str) -> Pin:
+    from overlay.registry.schema import check_commit  # noqa: PLC0415 - pydantic is slow to import
+
+    try:
+        return Pin(repo, check_commit(revision))
+    except ValueError:
+        return Pin(repo, None, f"the overlay's manifest names {revision}, which is no commit")
+
+
+def _unknown(model: str, registry: Registry) -> InvalidUsage:
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        return InvalidUsage(f"{model}: no such folder", code="no-such-folder", hint=f"ls {Path(model).parent}")
+    overlaid = [key for key, entry in registry.entries.items() if entry.overlay and entry.overlay.repo == model]
+    if overlaid:
+        return InvalidUsage(
+            f"{model} is the overlay of {', '.join(overlaid)}, not a model",
+            code="overlay-not-model",
+            hint=f"overlay resolve {overlaid[0]}",
+            models=overlaid,
+        )
+    return InvalidUsage(
+        f"{model}: not in {registry.path}",
+        code="unknown-model",
+        hint=did_you_mean(model, registry.entries) or f"known models: {_names(registry)}",
+        model=model,
+        known=list(registry.entries),
+    )
+
+
+def _names(registry: Registry) -> str:
+    return ", ".join(registry.entries)

@@ -1,0 +1,205 @@
+"""The shape of a registry file, checked by pydantic.
+
+Every field of an entry may be missing here: an override names only what it changes. What an entry must have once all
+files are laid over each other is checked in :mod:`overlay.registry.merge`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from overlay.errors import BrokenInput
+from overlay.formats.files import safe_path
+
+__all__ = [
+    "EntryFields",
+    "Fields",
+    "LoraFields",
+    "MappingsFields",
+    "NeedFields",
+    "OverlayFields",
+    "PinFields",
+    "Place",
+    "PythonFields",
+    "RegistryFile",
+    "VdnH3Fields",
+    "check_commit",
+    "check_repo",
+]
+
+_REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MAX_REPO_ID = 96
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HEX = re.compile(r"[0-9a-fA-F]{4,64}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+def _wrong(code: str, message: str, hint: str = "") -> PydanticCustomError:
+    # The message goes in as a value: it may hold braces, which pydantic would take for a template.
+    return PydanticCustomError("registry", "{message}", {"message": message, "code": code, "hint": hint})
+
+
+def check_repo(repo: str) -> str:
+    """The repo id as given, if it is one: ``org/name``.
+
+    Raises:
+        PydanticCustomError: It is none; a ValueError, as validators raise.
+    """
+    if not _REPO_ID.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith((".git", ".", "-")):
+        raise _wrong("invalid-repo-id", f"{repo!r} is no repo id; expected org/name")
+    if len(repo) > _MAX_REPO_ID:
+        raise _wrong("invalid-repo-id", f"{repo!r} has {len(repo)} characters; a repo id has at most {_MAX_REPO_ID}")
+    return repo
+
+
+def check_commit(revision: str) -> str:
+    """The revision as given, if it is a commit: 40 lower-case hex digits.
+
+    Raises:
+        PydanticCustomError: It is none; a ValueError, as validators raise.
+    """
+    if _COMMIT.fullmatch(revision):
+        return revision
+    if _COMMIT.fullmatch(revision.lower()):
+        raise _wrong(
+            "not-a-commit", f"{revision} has upper-case digits; expected lower case", f"write {revision.lower()}"
+        )
+    if _HEX.fullmatch(revision):
+        raise _wrong(
+            "not-a-commit",
+            f"{revision} has {len(revision)} hex digits; a commit has 40",
+            "copy all 40 digits: git ls-remote https://huggingface.co/{repo}",
+        )
+    raise _wrong(
+        "not-a-commit",
+        f"{revision!r} is no commit but a name that moves; expected 40 hex digits",
+        "pin the commit it stands for: git ls-remote https://huggingface.co/{repo}; "
+        'or give floating: "<reason>" in place of revision',
+    )
+
+
+def _check_fingerprint(fingerprint: str) -> str:
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        raise _wrong("not-a-fingerprint", f"{fingerprint!r} is no fingerprint; expected 64 lower-case hex digits")
+    return fingerprint
+
+
+def _check_reason(reason: str) -> str:
+    if not reason.strip() or reason.strip().lower() in ("true", "yes", "on"):
+        raise _wrong("no-reason", "floating needs the reason why there is no commit", 'floating: "<reason>"')
+    return reason
+
+
+def _check_path(path: str) -> str:
+    try:
+        return safe_path(path, "path")
+    except BrokenInput as error:
+        raise _wrong(error.code, error.message.removeprefix("path: ")) from error
+
+
+def _check_place(path: str) -> str:
+    return "" if path in ("", ".") else _check_path(path)
+
+
+def _check_folder(folder: str) -> str:
+    if "/" in _check_path(folder):
+        raise _wrong("unsafe-path", f"{folder!r} is a path; expected the name of a folder")
+    return folder
+
+
+RepoId = Annotated[str, AfterValidator(check_repo)]
+Commit = Annotated[str, AfterValidator(check_commit)]
+Fingerprint = Annotated[str, AfterValidator(_check_fingerprint)]
+Reason = Annotated[str, AfterValidator(_check_reason)]
+PlacePath = Annotated[str, AfterValidator(_check_place)]
+FolderName = Annotated[str, AfterValidator(_check_folder)]
+
+
+class Fields(BaseModel):
+    """A section of the file: no key that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PinFields(Fields):
+    """Where files come from: a repo, and its commit or the reason why there is none."""
+
+    repo: RepoId | None = None
+    revision: Commit | None = None
+    floating: Reason | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> PinFields:
+        if self.revision and self.floating:
+            raise _wrong("pinned-and-floating", "revision and floating are both given", "remove one of the two")
+        return self
+
+
+class OverlayFields(PinFields):
+    """The overlay repo, and what is known of its manifest and its metadata files."""
+
+    fingerprint: Fingerprint | None = None
+    materializer_version: str | None = None
+
+
+class NeedFields(PinFields):
+    """A secondary repo of the recipe."""
+
+    components: tuple[FolderName, ...] = ()
+
+
+class Place(Fields):
+    """A folder or a file: of the source, or of a need where ``repo`` is given; of its root where ``path`` is not."""
+
+    repo: RepoId | None = None
+    path: PlacePath = ""
+
+
+class VdnH3Fields(Fields):
+    """VDN-H3: base, linear branch and the adapters of one stage."""
+
+    name: Literal["vdn-h3"]
+    stage: FolderName
+
+
+class LoraFields(Fields):
+    """A base checkpoint with LoRA adapters folded in, in order; everything else of the source is carried over."""
+
+    name: Literal["lora"]
+    base: Place
+    adapters: Annotated[tuple[Place, ...], Field(min_length=1)]
+
+
+class MappingsFields(Fields):
+    """The file mappings of the overlay's manifest."""
+
+    name: Literal["mappings"]
+
+
+class PythonFields(Fields):
+    """The overlay's own materializer script."""
+
+    name: Literal["python"]
+
+
+RecipeFields = Annotated[VdnH3Fields | LoraFields | MappingsFields | PythonFields, Field(discriminator="name")]
+
+
+class EntryFields(Fields):
+    """What one file says about one model."""
+
+    source: PinFields | None = None
+    overlay: OverlayFields | None = None
+    needs: tuple[NeedFields, ...] | None = None
+    recipe: RecipeFields | None = None
+
+
+class RegistryFile(Fields):
+    """A whole file."""
+
+    schema_version: Literal["1"]
+    models: dict[RepoId, EntryFields]
