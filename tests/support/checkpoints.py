@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from overlay.demo.checkpoint import SPEC_NAME, HubFolder, write_hub
@@ -17,14 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["copy_hub", "tiny_hub"]
 
 
-@cache
-def _made(factory: pytest.TempPathFactory, spec_name: str) -> HubFolder:
-    return write_hub(factory.mktemp("tiny-hub"), spec_name=spec_name)
+_made: dict[tuple[Path, str], HubFolder] = {}
 
 
 def tiny_hub(factory: pytest.TempPathFactory, spec_name: str = SPEC_NAME) -> HubFolder:
     """The tiny hub folder, shared by all tests of the run: read it, never write into it."""
-    return _made(factory, spec_name)
+    key = factory.getbasetemp(), spec_name
+    if key not in _made:
+        _made[key] = write_hub(factory.mktemp("tiny-hub"), spec_name=spec_name)
+    return _made[key]
 
 
 def copy_hub(factory: pytest.TempPathFactory, spec_name: str = SPEC_NAME) -> HubFolder:
