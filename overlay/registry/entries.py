@@ -55,8 +55,8 @@ class Recipe:
         name: ``vdn-h3``, ``lora``, ``mappings`` or ``python``.
         options: JSON-representable, complete (defaults filled in).
             ``vdn-h3``: ``stage`` (str).
-            ``lora``: ``base`` and ``adapters`` (a list, in fusing order), each place a ``{"repo": ..., "path": ...}``:
-            repo None for the source, else that of a need; path ``""`` for the root of the repo.
+            ``lora``: ``base`` and ``adapters`` (a list, in fusing order), each place a ``{"repo": str, "path": str}``
+            whose repo is the source's or that of a need, and whose path is ``""`` for the root of the repo.
             ``mappings`` and ``python``: none.
     """
 

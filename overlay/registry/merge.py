@@ -83,6 +83,7 @@ class _Layer:
         if len(self.problems) > before or source is None or recipe is None:
             return None
 
+        recipe = _bound(recipe, source, below.source if below and fields.recipe is None else None)
         known = below if below and below.overlay == overlay else None
         said = fields.overlay
         entry = Entry(
@@ -148,7 +149,7 @@ class _Layer:
         if recipe.name == "lora":
             allowed = {entry.source.repo, *(need.pin.repo for need in entry.needs)}
             for place in (recipe.options["base"], *recipe.options["adapters"]):
-                if place["repo"] not in (None, *allowed):
+                if place["repo"] not in allowed:
                     message = f"the recipe takes files of {place['repo']}, which is neither the source nor among needs"
                     self.report(("recipe",), "repo-without-revision", message, "pin it under needs")
 
@@ -167,6 +168,19 @@ class _Layer:
         return tuple(
             f"{name} {new} replaces {old or 'none'} ({place})" for name, (old, new) in pairs.items() if old != new
         )
+
+
+def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
+    """The recipe with the repo of every place filled in; a place in the source moves with the source to another repo."""
+    if recipe.name != "lora":
+        return recipe
+    of_source = {None, old_source.repo if old_source else None}
+
+    def bound(place: Mapping[str, str | None]) -> dict[str, str | None]:
+        return {**place, "repo": source.repo if place["repo"] in of_source else place["repo"]}
+
+    options = recipe.options
+    return Recipe("lora", {"base": bound(options["base"]), "adapters": [bound(place) for place in options["adapters"]]})
 
 
 def _listed(needs: tuple[Need, ...]) -> str:

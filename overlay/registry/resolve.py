@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, InvalidUsage
 from overlay.registry.entries import LOCAL, Entry, Pin, Recipe, Resolution, ServerSpec
@@ -103,18 +103,20 @@ def _local_source(registry: Registry, entry: Entry, folder: Path) -> Resolution:
 
 
 def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
-    """An overlay folder names its source itself; needs and recipe come from the registry where it knows that source."""
-    manifest = _manifest(folder)
-    key, revision = manifest["source_model_id"], manifest.get("source_revision")
+    """An overlay folder names its source itself; the rest comes from the registry where that knows the source."""
+    from overlay.formats.files import Folder  # noqa: PLC0415 - only overlay folders need it
+    from overlay.formats.manifest import read_manifest  # noqa: PLC0415 - as above
+
+    manifest = read_manifest(Folder(folder))
+    key = _source_model_id(folder, manifest.source_model_id)
     known = registry.entries.get(key)
-    server = ServerSpec(model, LOCAL, revision)
-    if revision:
-        source = _told_pin(key, revision)
+    if manifest.source_revision:
+        source = _told_pin(key, manifest.source_revision)
     else:
         source = known.source if known else Pin(key, None, "the overlay's manifest names no source_revision")
     recipe = known.recipe if known else None
     if recipe is None or recipe.name in ("mappings", "python"):  # these follow the manifest
-        recipe = Recipe("python" if manifest.get("custom_materializer") else "mappings", {})
+        recipe = Recipe("python" if manifest.custom_materializer else "mappings", {})
     entry = Entry(
         model=key,
         source=source,
@@ -124,40 +126,28 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
         recipe=recipe,
         line=1,
         origin=str(folder / MANIFEST),
-        materializer_version=str(manifest.get("materializer_version", "v1")),
-        server=server,
+        materializer_version=manifest.materializer_version,
+        server=ServerSpec(model, LOCAL, manifest.source_revision),
     )
     notes = [f"a server looks at this location only when it is started with exactly --model-path {model}"]
     if known:
-        notes.insert(0, f"needs and recipe are those of {key} in {registry.path}")
+        notes.insert(0, f"what the overlay does not say comes from {key} in {registry.path}")
     # What overrides replaced in the registry's entry says nothing about this one.
     return _resolution(replace(registry, replaced={}), entry, notes)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    from overlay.formats.files import Folder  # noqa: PLC0415 - only overlay folders need it
-    from overlay.formats.strict_json import parse_object  # noqa: PLC0415 - as above
-    from overlay.registry.schema import check_repo  # noqa: PLC0415 - as above, and pydantic is slow to import
+def _source_model_id(folder: Path, found: str | None) -> str:
+    from overlay.registry.schema import check_repo  # noqa: PLC0415 - pydantic is slow to import
 
-    files = Folder(folder)
-    manifest = parse_object(files.read_bytes(MANIFEST), files.where(MANIFEST))
-    key, revision = manifest.get("source_model_id"), manifest.get("source_revision")
     try:
-        check_repo(key if isinstance(key, str) else "")
+        return check_repo(found or "")
     except ValueError as error:
         raise BrokenInput(
-            f"{files.where(MANIFEST)}: source_model_id is {key!r}; expected the repo id (org/name) of the source",
+            f"{folder / MANIFEST}: source_model_id is {found!r}; expected the repo id (org/name) of the source",
             code="no-source-model-id",
             hint="an overlay that is given as a folder must name its source",
-            path=files.where(MANIFEST),
+            path=str(folder / MANIFEST),
         ) from error
-    if revision is not None and not isinstance(revision, str):
-        raise BrokenInput(
-            f"{files.where(MANIFEST)}: source_revision is {revision!r}; expected a commit",
-            code="bad-source-revision",
-            path=files.where(MANIFEST),
-        )
-    return manifest
 
 
 def _told_pin(repo: str, revision: str) -> Pin:
