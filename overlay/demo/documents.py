@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADAPTER_STAGES",
+    "DIFFUSERS_VERSION",
     "DMD_STAGE",
     "STAGE_B",
     "adapter_ranks",
@@ -38,7 +39,9 @@ STAGE_B = "stage-b-step-2000"
 ADAPTER_STAGES: Mapping[str, tuple[str, ...]] = {DMD_STAGE: ("default", "turbo"), STAGE_B: ("default",)}
 """Stages of the source repo, and the adapters of each in merge order."""
 
-_DIFFUSERS_VERSION = "0.42.1"
+DIFFUSERS_VERSION = "0.42.1"
+"""The version that the files say they were saved by."""
+
 _MODELS = {
     "transformer": "MiniMaxH3Transformer3DModel",
     "vae": "AutoencoderKLMiniMaxH3",
@@ -53,7 +56,7 @@ def dump_line(document: Any) -> bytes:
 
 def component_config(component: str, config: Mapping[str, Any]) -> bytes:
     """``config.json`` of a component of the base, as diffusers' ``save_pretrained`` writes it."""
-    return dump_line({"_class_name": _MODELS[component], "_diffusers_version": _DIFFUSERS_VERSION, **config})
+    return dump_line({"_class_name": _MODELS[component], "_diffusers_version": DIFFUSERS_VERSION, **config})
 
 
 def spec_module(module: str) -> str:
@@ -191,7 +194,7 @@ def overlay_model_index() -> dict[str, Any]:
     """The overlay's ``model_index.json``, which the materialization takes over."""
     return {
         "_class_name": "VDNH3Pipeline",
-        "_diffusers_version": _DIFFUSERS_VERSION,
+        "_diffusers_version": DIFFUSERS_VERSION,
         "_minimax_h3": {
             "schema_version": 1,
             "partition": "fl2va",

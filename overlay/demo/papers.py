@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlay.demo.documents import dump_line
+from overlay.demo.documents import DIFFUSERS_VERSION, dump_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,7 @@ _CHAT_TEMPLATE = "{% for message in messages %}<|{{ message.role }}|>{{ message.
 
 def scheduler_config(shift: float) -> dict[str, Any]:
     """The scheduler of one modality, which the release keeps beside the base."""
-    return {"_class_name": "MiniMaxH3Scheduler", "_diffusers_version": "0.42.1", "shift": shift}
+    return {"_class_name": "MiniMaxH3Scheduler", "_diffusers_version": DIFFUSERS_VERSION, "shift": shift}
 
 
 def needs_files(text_encoder: Mapping[str, int]) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from make_checkpoint import main, write_library_base
 from safetensors.torch import load_file
 from support.checkpoints import copy_hub, tiny_hub
 
+from overlay.demo.documents import DIFFUSERS_VERSION
 from overlay.formats.rope import rope_inv_freq
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def test_base_equals_what_diffusers_saves(tmp_path_factory: pytest.TempPathFacto
         assert sorted(path.name for path in found.iterdir()) == names
         for name in names:
             if name == "config.json":
-                config = json.loads((expected / name).read_bytes()) | {"_diffusers_version": "0.42.1"}
+                config = json.loads((expected / name).read_bytes()) | {"_diffusers_version": DIFFUSERS_VERSION}
                 assert (json.dumps(config, indent=2, sort_keys=True) + "\n").encode() == (found / name).read_bytes()
             else:
                 assert (expected / name).read_bytes() == (found / name).read_bytes()
