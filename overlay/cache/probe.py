@@ -188,9 +188,7 @@ def _from_folder(hub: Path, scratch: Path) -> list[Probe]:
     sample = next(_some_files(hub), None)
     if sample is None:
         return [Probe(name, ok=None, why=f"no file under {hub} to try with") for name in _FROM_FOLDER]
-    return [
-        _try(name, lambda folder, how=how: _link(sample, folder, how), scratch) for name, how in _FROM_FOLDER.items()
-    ]
+    return [_try(name, partial(_link, sample, how), scratch) for name, how in _FROM_FOLDER.items()]
 
 
 def _some_files(folder: Path) -> Iterator[Path]:
