@@ -1,0 +1,52 @@
+"""Who computes a product: a library where it is known to follow the rule, the ordered kernel everywhere else."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from overlay.fusion.ordered import ordered_product
+
+if TYPE_CHECKING:
+    from overlay.fusion.library import Library
+
+__all__ = ["Products"]
+
+
+class Products:
+    """Products D = B A of one thread, and a count of who made them.
+
+    Args:
+        library: Where torch's own product may be used; None for nowhere.
+
+    Attributes:
+        elements: Elements of D made so far, by kernel (the library's name, or ``ordered``).
+    """
+
+    def __init__(self, library: Library | None) -> None:
+        self._library = library
+        self.elements: Counter[str] = Counter()
+
+    def of(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        """D [rows, cols] in fp32, from ``b`` [rows, rank] and ``a`` [rank, cols] in their working dtype."""
+        if self._by_library(b, a):
+            return torch.mm(b, a).to(torch.float32)
+        return ordered_product(b, a).to(torch.float32)
+
+    def add_to(self, total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
+        """Adds D to ``total`` (fp32, [rows, cols]) in place, rounding as ``total + D`` would."""
+        if b.dtype == torch.float32 and self._by_library(b, a):
+            # The library finishes D before it adds C: the same two roundings, one pass over memory less. Tested.
+            total.addmm_(b, a)
+        else:
+            total.add_(self.of(b, a))
+
+    def _by_library(self, b: torch.Tensor, a: torch.Tensor) -> bool:
+        library = self._library
+        if library is not None and library.covers(b.shape[0], a.shape[1], a.shape[0], b.dtype):
+            self.elements[library.name] += b.shape[0] * a.shape[1]
+            return True
+        self.elements["ordered"] += b.shape[0] * a.shape[1]
+        return False

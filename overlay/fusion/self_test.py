@@ -1,0 +1,89 @@
+"""The start-up test of a device: its library against the ordered kernel, bit for bit, before any weight is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from overlay.fusion.ordered import ordered_product
+from overlay.fusion.products import Products
+
+if TYPE_CHECKING:
+    from overlay.fusion.library import Library
+
+__all__ = ["SelfTest", "run_self_test", "same_bits"]
+
+_WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """Outcome of a start-up test.
+
+    Attributes:
+        num_products: Products compared.
+        mismatches: Those that differ, as ``dtype rows x rank x cols``.
+    """
+
+    num_products: int
+    mismatches: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the library may be used."""
+        return not self.mismatches
+
+
+def run_self_test(library: Library, device: torch.device) -> SelfTest:
+    """Compares D and W + D as the library makes them with the ordered kernel's, at the library's own bounds.
+
+    The data hold zeros of both signs, values over 30 binary orders of magnitude, and products that are subnormal.
+    """
+    generator = torch.Generator().manual_seed(20)
+    products = Products(library)
+    mismatches: list[str] = []
+    num_products = 0
+    for dtype, max_rank in library.max_rank.items():
+        for rows, rank, cols in _shapes(library, max_rank):
+            b, a = (_values(generator, *shape, dtype).to(device) for shape in ((rows, rank), (rank, cols)))
+            weight = _values(generator, rows, cols, torch.float32).to(device)
+            for shift in (0, -140):  # the second makes products that are subnormal, or vanish, in fp32
+                scaled = a * 2.0**shift if dtype == torch.float32 else a
+                expected = ordered_product(b, scaled).to(torch.float32)
+                total = weight.clone()
+                products.add_to(total, b, scaled)
+                num_products += 2
+                if not (same_bits(products.of(b, scaled), expected) and same_bits(total, weight + expected)):
+                    mismatches.append(f"{dtype} {rows}x{rank}x{cols}".removeprefix("torch."))
+    return SelfTest(num_products, tuple(mismatches))
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two fp32 or fp64 tensors are equal to the bit, signs of zero included."""
+    return torch.equal(left.view(_WORDS[left.dtype]), right.view(_WORDS[right.dtype]))
+
+
+def _shapes(library: Library, max_rank: int) -> tuple[tuple[int, int, int], ...]:
+    rows, cols = library.min_rows, library.min_cols
+    return (
+        (rows, max_rank, 129),
+        (67, max_rank, cols),
+        (rows, 17, cols),
+        (rows, 64, 515),
+        (259, 64, cols),
+        (33, 1, 65),
+        (35, 16, 67),
+        (37, max_rank - 1, 31),
+    )
+
+
+def _values(generator: torch.Generator, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
+    """BF16 values of mixed magnitude and sign, one in eight of them a zero."""
+    values = torch.randn(rows, cols, generator=generator, dtype=torch.float32).to(torch.bfloat16).to(dtype)
+    values *= 2.0 ** torch.randint(-15, 15, (rows, cols), generator=generator).to(dtype)
+    pick = torch.randint(0, 16, (rows, cols), generator=generator)
+    values[pick == 0] = 0.0
+    values[pick == 1] = -0.0
+    return values
