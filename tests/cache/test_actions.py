@@ -1,0 +1,104 @@
+"""Action entries are claims: used when they hold, dropped and said when they do not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.caches import add_object, digest_of, key_of
+
+from overlay.cache import Cache
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.no_torch
+
+DATA = b"weights"
+DIGEST = digest_of(DATA)
+KEY = key_of("action")
+ENTRY = {"digest": DIGEST, "size": len(DATA), "tensors": [["w", "BF16", [2, 2]]], "kernel": {"name": "mkl"}}
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    cache = Cache.open(tmp_path / "root", create=True)
+    add_object(cache, DATA)
+    cache.put_action(KEY, ENTRY)
+    return cache
+
+
+def test_found_as_it_was_put(cache: Cache) -> None:
+    """An entry comes back equal, and a later one replaces it whole."""
+    assert cache.find_action(KEY) == ENTRY
+
+    cache.put_action(KEY, {"digest": DIGEST, "size": len(DATA)})
+
+    assert {"digest": DIGEST, "size": len(DATA)} == cache.find_action(KEY)
+    assert cache.notes == []
+
+
+def test_another_key_finds_nothing(cache: Cache) -> None:
+    """A miss is silent."""
+    assert cache.find_action(key_of("other")) is None
+    assert cache.notes == []
+
+
+def document(**changes: Any) -> bytes:
+    return json.dumps({"schema_version": 1, "key": KEY, "entry": ENTRY} | changes).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"{",
+        b"[]",
+        b"null",
+        b"[" * 100_000,
+        document(schema_version=2),
+        document(schema_version="1"),
+        document(key=key_of("other")),
+        document(entry=[]),
+        document(entry={}),
+        document(entry={"digest": DIGEST}),
+        document(entry={"digest": DIGEST, "size": True}),
+        document(entry={"digest": DIGEST, "size": str(len(DATA))}),
+        document(entry={"digest": 5, "size": len(DATA)}),
+        document(entry={"digest": "sha256:../../../etc/passwd", "size": len(DATA)}),
+        document(entry={"digest": DIGEST, "size": len(DATA) + 1}),
+        document(entry={"digest": digest_of(b"absent"), "size": len(DATA)}),
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_a_poisoned_entry_is_dropped(cache: Cache, data: bytes) -> None:
+    """An entry that cannot be right is a miss, is removed, and is said; the object and the next entry are fine."""
+    path = cache.root.action(KEY)
+    path.write_bytes(data)
+
+    assert cache.find_action(KEY) is None
+    assert not path.exists()
+    assert [str(path)] == [note.split(": ")[0] for note in cache.notes]
+    assert cache.has_object(DIGEST, len(DATA))
+    cache.put_action(KEY, ENTRY)
+    assert cache.find_action(KEY) == ENTRY
+
+
+def test_a_truncated_object_is_a_miss(cache: Cache) -> None:
+    """An object that lost bytes is not used."""
+    cache.object_path(DIGEST).write_bytes(DATA[:-1])
+
+    assert cache.find_action(KEY) is None
+    assert "has another size" in cache.notes[0]
+
+
+def test_an_unreadable_entry_is_a_miss(cache: Cache) -> None:
+    """What cannot be opened is said and not used."""
+    path = cache.root.action(KEY)
+    path.unlink()
+    path.mkdir()
+
+    assert cache.find_action(KEY) is None
+    assert "cannot be read" in cache.notes[0]
