@@ -1,3 +1,69 @@
-"""Resolve, check, fuse and prove model overlays."""
+"""Resolve, check, fuse and prove model overlays.
+
+The public functions are loaded on first use, so importing the package costs nothing::
+
+    import overlay
+
+    done = overlay.materialize("OpenVDN/vdn-minimax-h3", overlay.Options(cache_root=Path("/data/sgl_diffusion")))
+    print(done.path)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from overlay.errors import OverlayError
+    from overlay.materialization.compare import Comparison, compare
+    from overlay.materialization.fuse import Fusion, fuse
+    from overlay.materialization.materialize import Materialization, Resolved, materialize, plan, resolve
+    from overlay.materialization.request import Options
+    from overlay.materialization.survey import Work
+    from overlay.materialization.verify import Verification, verify
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "OverlayError": "overlay.errors",
+    "Comparison": "overlay.materialization.compare",
+    "compare": "overlay.materialization.compare",
+    "Fusion": "overlay.materialization.fuse",
+    "fuse": "overlay.materialization.fuse",
+    "Materialization": "overlay.materialization.materialize",
+    "Resolved": "overlay.materialization.materialize",
+    "materialize": "overlay.materialization.materialize",
+    "plan": "overlay.materialization.materialize",
+    "resolve": "overlay.materialization.materialize",
+    "Options": "overlay.materialization.request",
+    "Work": "overlay.materialization.survey",
+    "Verification": "overlay.materialization.verify",
+    "verify": "overlay.materialization.verify",
+}
+
+__all__ = [
+    "Comparison",
+    "Fusion",
+    "Materialization",
+    "Options",
+    "OverlayError",
+    "Resolved",
+    "Verification",
+    "Work",
+    "compare",
+    "fuse",
+    "materialize",
+    "plan",
+    "resolve",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

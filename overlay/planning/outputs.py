@@ -63,6 +63,7 @@ class Literal:
 
     @property
     def nbytes(self) -> int:
+        """Their number."""
         return len(self.data)
 
 
@@ -114,6 +115,7 @@ class Fused:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the result, those of the weight."""
         return self.weight.nbytes
 
 

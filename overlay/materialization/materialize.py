@@ -1,0 +1,257 @@
+"""The whole job: resolve, take inventory, plan, fetch, build, seal, publish."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from overlay.errors import BrokenInput, InvalidUsage, NotHere
+from overlay.fingerprint import DigestMemo
+from overlay.materialization import build
+from overlay.materialization.record import identity_of, pins_of, read_record, record_bytes, tree_name, versions
+from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
+from overlay.materialization.state import State, find_state, is_settled
+from overlay.materialization.survey import Counters, Work, components, survey
+from overlay.materialization.verify import quick_problems
+from overlay.registry import load_registry
+from overlay.registry import resolve as resolve_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from overlay.cache import Cache
+    from overlay.fusion.engine import Engine
+    from overlay.hub import Inventory, Repo
+    from overlay.materialization.request import Phase
+    from overlay.planning.plan import Plan
+    from overlay.registry import Resolution
+
+__all__ = ["Materialization", "Resolved", "materialize", "plan", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a model name stands for, and whether it is here."""
+
+    resolution: Resolution
+    state: State
+    replaced: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Materialization:
+    """Outcome of a run.
+
+    Attributes:
+        path: The published directory, links resolved; None with ``only``, which publishes nothing.
+        location: Where the consumer looks.
+        result: ``built``: something was made. ``reused``: every object was in the cache, a new tree was linked.
+            ``adopted``: another process published the same tree first. ``present``: there was nothing to do.
+        counters: What was moved.
+        seconds: From the call to its return.
+    """
+
+    model: str
+    path: Path | None
+    location: Path | None
+    result: Literal["built", "reused", "adopted", "present"]
+    counters: Counters
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+
+def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
+    """What a model name stands for, and whether it is in the cache. No request, nothing written.
+
+    Args:
+        model: Registry key, a local folder or Hub cache path that maps to one, or an overlay folder.
+
+    Raises:
+        InvalidUsage: Unknown model. InvalidRegistry: The registry cannot be used.
+    """
+    registry = load_registry(options.registry)
+    resolution = resolve_model(model, registry)
+    cache = open_cache(options, create=False)
+    state = find_state(resolution, cache, options.rule, _location_at_hand(resolution, options))
+    return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))
+
+
+def _location_at_hand(resolution: Resolution, options: Options) -> str | None:
+    """The location by the overlay's own files, if they are on this host."""
+    entry = resolution.entry
+    if entry.overlay is None:
+        return None
+    from overlay.hub import OVERLAY_PATTERNS, open_repo
+    from overlay.planning.location import overlay_identity
+
+    try:
+        overlay = open_repo(
+            entry.overlay,
+            hub=options.hub,
+            offline=True,
+            memo=DigestMemo(None),
+            allow_floating=True,
+            only=OVERLAY_PATTERNS,
+        )
+        return overlay_identity(entry, overlay).location_name
+    except NotHere:
+        return None
+
+
+def plan(model: str, options: Options = DEFAULTS) -> Work:
+    """What :func:`materialize` would do, with every byte counted. Reads metadata and headers; builds nothing.
+
+    Raises:
+        OverlayError: As :func:`materialize` up to its first write.
+    """
+    resolution = resolve_model(model, load_registry(options.registry))
+    cache = open_cache(options, create=False)
+    inventory = _inventory(resolution, options, cache, write=False)
+    return survey(_plan(inventory, options), _repos(inventory), cache, options.link)
+
+
+def _inventory(resolution: Resolution, options: Options, cache: Cache, *, write: bool) -> Inventory:
+    from overlay.hub import take_inventory
+    from overlay.planning.recipes import check_buildable
+
+    check_buildable(resolution.entry)
+    return take_inventory(
+        resolution,
+        hub=options.hub,
+        offline=options.offline,
+        memo=open_memo(cache, write=write),
+        allow_floating=options.allow_floating,
+    )
+
+
+def _plan(inventory: Inventory, options: Options) -> Plan:
+    from overlay.planning.recipes import make_plan
+
+    whole = make_plan(inventory, options.rule)
+    if not options.only:
+        return whole
+    known = components(whole.outputs)
+    unknown = sorted(set(options.only) - set(known))
+    if unknown:
+        raise InvalidUsage(
+            f"{whole.model}: no component {', '.join(unknown)}",
+            code="unknown-component",
+            hint=f"components are {', '.join(known)}",
+        )
+    return replace(whole, outputs=tuple(o for o in whole.outputs if o.path.split("/", 1)[0] in options.only))
+
+
+def _repos(inventory: Inventory) -> dict[str, Repo]:
+    repos = [inventory.source, inventory.overlay, *inventory.needs.values()]
+    return {repo.repo: repo for repo in repos if repo is not None}
+
+
+def materialize(
+    model: str,
+    options: Options = DEFAULTS,
+    *,
+    phase: Phase = silent,
+    on_wait: Callable[[str], None] | None = None,
+) -> Materialization:
+    """Bring a model into the cache and publish it, or find that it is there.
+
+    Args:
+        model: As for :func:`resolve`.
+        phase: Called for each stretch of work to show its progress.
+        on_wait: Called with who holds the lock while another process builds this model.
+
+    Raises:
+        OverlayError: See ``docs/reference/exit-statuses.md``; nothing is published then, and finished files are kept.
+    """
+    started = time.monotonic()
+    registry = load_registry(options.registry)
+    resolution = resolve_model(model, registry)
+    if is_settled(resolution) and not options.only:
+        here = open_cache(options, create=False)
+        state = find_state(resolution, here, options.rule, _location_at_hand(resolution, options))
+        if state.name == "present":
+            return _present(resolution.model, state, started)
+    cache = open_cache(options, create=True)
+    inventory = _inventory(resolution, options, cache, write=True)
+    the_plan = _plan(inventory, options)
+    with cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait):
+        work = survey(the_plan, _repos(inventory), cache, options.link)
+        cache.require_room(work.room)
+        return _run(work, inventory, cache, options, phase, started)
+
+
+def _present(model: str, state: State, started: float) -> Materialization:
+    return Materialization(model, state.tree, state.location, "present", Counters(), time.monotonic() - started)
+
+
+def _run(
+    work: Work, inventory: Inventory, cache: Cache, options: Options, phase: Phase, started: float
+) -> Materialization:
+    repos = _repos(inventory)
+    engine = build.start_engine(options) if build.needs_engine(work) else None
+    inputs = build.fetch(work, repos, phase)
+    made = build.make_objects(work, inputs, cache, repos, options, engine, phase)
+    notes = (*work.plan.notes, *cache.notes)
+    if options.only:
+        result: Literal["built", "reused"] = "reused" if work.is_done else "built"
+        return Materialization(work.plan.model, None, None, result, work.counters, time.monotonic() - started, notes)
+    outputs = [{"path": step.output.path, **made.entries[step.output.path]} for step in work.steps]
+    identity = identity_of(work.plan, _pins(inventory), _recipe(inventory))
+    name = tree_name(work.plan.model, identity, outputs)
+    run = _run_report(work, made, engine, time.monotonic() - started)
+    record = {**identity, "tree": name, "location": work.plan.location, "outputs": outputs, "run": run}
+
+    def is_sound(tree: Path) -> bool:
+        try:
+            found = read_record(tree)
+        except BrokenInput:
+            return False
+        return found is not None and found["outputs"] == outputs and not quick_problems(tree, found)
+
+    tree = cache.tree_path(name)
+    result_name: Literal["built", "reused", "adopted", "present"]
+    if tree.is_dir() and is_sound(tree):
+        here = cache.location_target(work.plan.location) == tree
+        result_name = "present" if here and work.is_done else "reused" if work.is_done else "built"
+    else:
+        with cache.staging() as staging:
+            build.place_tree(work, made, cache, staging / "tree", record_bytes(record))
+            published = cache.publish_tree(staging / "tree", name, verify=is_sound)
+        result_name = "adopted" if published.result == "adopted" else "reused" if work.is_done else "built"
+    location = cache.swing_location(work.plan.location, name)
+    return Materialization(
+        work.plan.model, tree, location, result_name, work.counters, time.monotonic() - started, notes
+    )
+
+
+def _pins(inventory: Inventory) -> dict[str, Any]:
+    revisions = {"source": inventory.source.revision}
+    if inventory.overlay is not None:
+        revisions["overlay"] = inventory.overlay.revision
+    revisions.update({name: repo.revision for name, repo in inventory.needs.items()})
+    return pins_of(inventory.resolution, revisions)
+
+
+def _recipe(inventory: Inventory) -> dict[str, Any]:
+    recipe = inventory.resolution.entry.recipe
+    return {"name": recipe.name, **recipe.options}
+
+
+def _run_report(work: Work, made: build.Made, engine: Engine | None, seconds: float) -> dict[str, Any]:
+    reused = [
+        {"path": step.output.path, "digest": step.entry["digest"], "why": "same action key" if step.action else ""}
+        for step in work.steps
+        if step.how == "present" and step.entry is not None
+    ]
+    return {
+        "counters": asdict(work.counters),
+        "seconds": round(seconds, 3),
+        "kernels": dict(made.kernels),
+        "engine": engine.describe() if engine is not None else None,
+        "links": made.links,
+        "reused": reused,
+        "versions": versions(),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }

@@ -1,0 +1,73 @@
+"""What a caller may choose, and the places that follow from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.cache import Cache, LinkMode, choose_root
+from overlay.fingerprint import DigestMemo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["DEFAULTS", "Options", "Phase", "open_cache", "open_memo", "silent"]
+
+Phase = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+"""Called with a label and a total in bytes; gives what is called with bytes as they are done, from any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Choices of a run; the defaults suit a deploy script.
+
+    Attributes:
+        registry: Registry file instead of the one that would be found.
+        cache_root: Root instead of the one that the environment names.
+        hub: Folder ``DIR/<org>/<name>/<revision>`` to read from instead of the Hub.
+        offline: Make no request.
+        allow_floating: Build from pins that nobody has established.
+        rule: Numeric rule of the fuse: ``fp32-once`` or ``openvdn``.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        jobs: Worker threads; None: as many as pay on this machine.
+        memory: Bytes that a build may take beside what the device needs.
+        link: How unchanged files come into the cache: ``auto``, ``reflink``, ``hardlink`` or ``copy``.
+        only: Components (first folder of an output path) to build; empty: everything. With it nothing is published,
+            the objects wait in the cache.
+        lock_timeout: Seconds to wait while another process builds the same model.
+    """
+
+    registry: Path | None = None
+    cache_root: Path | None = None
+    hub: Path | None = None
+    offline: bool = False
+    allow_floating: bool = False
+    rule: str = "fp32-once"
+    device: str = "auto"
+    jobs: int | None = None
+    memory: int = 2**30
+    link: LinkMode = "auto"
+    only: tuple[str, ...] = ()
+    lock_timeout: float = 3600.0
+
+
+DEFAULTS = Options()
+
+
+def silent(_label: str, _total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A phase that shows nothing."""
+    return nullcontext(lambda _nbytes: None)
+
+
+def open_cache(options: Options, *, create: bool) -> Cache:
+    """The cache of these options; nothing is written without ``create``."""
+    root = choose_root(options.cache_root, os.environ)
+    return Cache.open(root.path, create=create, decided_by=root.decided_by)
+
+
+def open_memo(cache: Cache, *, write: bool) -> DigestMemo:
+    """Remembered digests of this cache; kept in memory only without ``write``."""
+    return DigestMemo(cache.root.digests if write or cache.root.digests.is_dir() else None)

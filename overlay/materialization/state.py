@@ -1,0 +1,134 @@
+"""Whether a model is here: looked up from names and records alone, with no request and without writing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from overlay.consumers import sglang
+from overlay.errors import BrokenInput
+from overlay.materialization.record import portable, read_record
+from overlay.materialization.verify import quick_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from overlay.cache import Cache
+    from overlay.registry import Entry, Resolution
+
+__all__ = ["State", "find_state", "is_settled"]
+
+_KEYED = re.compile(r"-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is known of a model in a cache.
+
+    Attributes:
+        name: ``present``: a tree whose record names today's pins. ``stale``: one of other pins or another rule.
+            ``damaged``: one that is not what its record says. ``absent``: none. ``unknown``: none found, and where it
+            would be cannot be told without the overlay's files.
+        location: Where a consumer looks; None where that is unknown.
+        tree: The materialization that the location leads to.
+        why: One sentence for every state but ``present`` and ``absent``.
+    """
+
+    name: Literal["present", "stale", "damaged", "absent", "unknown"]
+    location: Path | None
+    tree: Path | None = None
+    why: str = ""
+
+
+def is_settled(resolution: Resolution) -> bool:
+    """Whether pins alone decide: nothing floats, and no folder takes the place of a repo."""
+    return resolution.source_folder is None and all(
+        pin.revision not in (None, "local") for pin in resolution.entry.pins
+    )
+
+
+def find_state(resolution: Resolution, cache: Cache, rule: str, location: str | None = None) -> State:
+    """Look a model up.
+
+    Args:
+        rule: The numeric rule that is wanted.
+        location: Directory name where the consumer looks, if the caller has worked it out from the overlay's files.
+    """
+    entry = resolution.entry
+    name = location or _known_location(entry)
+    worst: State | None = None
+    for candidate in _candidates(cache, entry.model, name):
+        state = _state_at(cache, candidate, entry, rule)
+        if state.name == "present":
+            return state
+        worst = worst or state
+    if worst is not None:
+        return worst
+    if name is None:
+        why = f"its directory is named after the files of {entry.overlay}, which are not here yet"
+        return State("unknown", None, None, why)
+    return State("absent", cache.location_path(name))
+
+
+def _known_location(entry: Entry) -> str | None:
+    if entry.overlay is None:
+        return sglang.location_name(entry, None)
+    if entry.overlay_fingerprint is None:
+        return None
+    return sglang.location_name(entry, entry.overlay_fingerprint, entry.materializer_version)
+
+
+def _candidates(cache: Cache, model: str, name: str | None) -> Iterator[str]:
+    """The named location, or every one that could be this model's."""
+    if name is not None:
+        yield name
+        return
+    label = model.replace("/", "__")
+    try:
+        names = sorted(path.name for path in cache.root.locations.iterdir())
+    except OSError:
+        return
+    yield from (found for found in names if found.startswith(label) and _KEYED.fullmatch(found[len(label) :]))
+
+
+def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noqa: PLR0911 - one return for each state
+    location = cache.location_path(name)
+    if not location.is_symlink() and not location.exists():
+        return State("absent", location)
+    tree = cache.location_target(name)
+    if tree is None:
+        if location.is_symlink():
+            return State("damaged", location, None, f"{location} leads nowhere")
+        return State("stale", location, None, f"{location} was not built by this program, so nothing is known of it")
+    try:
+        record = read_record(tree)
+    except BrokenInput as error:
+        return State("damaged", location, tree, str(error))
+    if record is None:
+        return State("damaged", location, tree, f"{tree} has no record")
+    if difference := _difference(record, entry, rule):
+        return State("stale", location, tree, difference)
+    if problems := quick_problems(tree, record):
+        return State("damaged", location, tree, f"{problems[0].path}: {problems[0].what}")
+    return State("present", location, tree)
+
+
+def _difference(record: Mapping[str, Any], entry: Entry, rule: str) -> str:
+    """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit."""
+    if record.get("rule") != rule:
+        return f"built by rule {record.get('rule')}, asked for {rule}"
+    if record.get("recipe") != {"name": entry.recipe.name, **entry.recipe.options}:
+        return "built by another recipe"
+    pins = record.get("pins") or {}
+    needs = pins.get("needs") or []
+    built = [pins.get("source"), *([pins["overlay"]] if pins.get("overlay") else []), *needs]
+    if len(built) != len(entry.pins):
+        return "built from other repos"
+    for was, pin in zip(built, entry.pins, strict=True):
+        if not isinstance(was, dict) or was.get("repo") != portable(pin):
+            return f"built from {was.get('repo') if isinstance(was, dict) else was}, pinned is {pin.repo}"
+        if pin.revision is not None and was.get("revision") != pin.revision:
+            return f"built from {pin.repo}@{str(was.get('revision'))[:12]}, pinned is {pin.revision[:12]}"
+    return ""

@@ -1,0 +1,67 @@
+"""Files that are taken over as they are."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput
+from overlay.planning.outputs import CarriedFile, GeneratedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from overlay.planning.outputs import OutputFile
+    from overlay.planning.plan import InputBook
+
+__all__ = ["carry_files", "carry_folder", "overlay_own_files"]
+
+# What a server fetches of an overlay repo: metadata, never weights.
+OVERLAY_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+
+
+def carry_files(book: InputBook, paths: Iterable[str], moved: dict[str, str] | None = None) -> list[OutputFile]:
+    """Carry each path, to ``moved[path]`` where given.
+
+    Raises:
+        BrokenInput: A path is a pickle, whose loading would run code.
+    """
+    outputs: list[OutputFile] = []
+    for path in paths:
+        if path.lower().endswith(PICKLED):
+            raise BrokenInput(
+                f"{book.files.where(path)}: pickled weights are refused, loading them runs code",
+                code="pickle",
+                hint="convert the file to safetensors",
+                path=path,
+            )
+        outputs.append(CarriedFile((moved or {}).get(path, path), book(path)))
+    return outputs
+
+
+def carry_folder(book: InputBook, folder: str, out_folder: str) -> list[OutputFile]:
+    """Carry every file below ``folder``.
+
+    Raises:
+        BrokenInput: There is none.
+    """
+    prefix = f"{folder}/"
+    paths = [path for path in book.files.paths() if path.startswith(prefix)]
+    if not paths:
+        raise BrokenInput(
+            f"{book.files.name}: no file under {prefix}",
+            code="missing-folder",
+            hint="the repo lacks a component that the recipe carries over; check its revision",
+            folder=folder,
+        )
+    return carry_files(book, paths, {path: f"{out_folder}/{path.removeprefix(prefix)}" for path in paths})
+
+
+def overlay_own_files(book: InputBook) -> list[OutputFile]:
+    """The overlay repo's own metadata files, which go to the root of the tree; ``_overlay/`` stays out."""
+    return [
+        GeneratedFile(path, book.files.read_bytes(path))
+        for path in book.files.paths()
+        if not path.startswith("_overlay/") and any(fnmatchcase(path, pattern) for pattern in OVERLAY_PATTERNS)
+    ]

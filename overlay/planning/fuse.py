@@ -1,0 +1,141 @@
+"""One checkpoint folder plus adapters, as output files: the part that every recipe with LoRA shares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput
+from overlay.formats.adapters import fused_adapters, read_adapter
+from overlay.planning.outputs import CarriedFile, Fused, OutputTensor, Range, SafetensorsFile, Term
+from overlay.planning.plan import AdapterUse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from overlay.formats.adapters import Adapter
+    from overlay.formats.checkpoint import Checkpoint
+    from overlay.formats.header import Header, TensorInfo
+    from overlay.planning.outputs import OutputFile
+    from overlay.planning.plan import InputBook
+
+__all__ = ["adapter_uses", "base_tensors", "copied_tensor", "fuse_checkpoint", "read_adapters", "refuse_fused_twice"]
+
+DEFAULT_METADATA = {"format": "pt"}
+
+AdapterSource = tuple["InputBook", "Adapter"]
+
+
+def base_tensors(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    """Every tensor of a checkpoint by name."""
+    return {name: info for header in checkpoint.shards.values() for name, info in header.tensors.items()}
+
+
+def read_adapters(
+    sources: Iterable[tuple[InputBook, str, str | None]], base: Mapping[str, TensorInfo]
+) -> tuple[AdapterSource, ...]:
+    """Read adapters in the order given; each source is (book of its repo, path in it, name or None).
+
+    Raises:
+        BrokenInput: One of them cannot be applied to this base whole.
+    """
+    return tuple((book, read_adapter(book.files, path, base, name=name)) for book, path, name in sources)
+
+
+def adapter_uses(adapters: Sequence[AdapterSource]) -> tuple[AdapterUse, ...]:
+    """What the record says of each adapter."""
+    return tuple(
+        AdapterUse(
+            name=adapter.name,
+            kind=adapter.kind,
+            weights=book(adapter.weights),
+            spec=book(adapter.spec) if adapter.spec else None,
+            num_pairs=len(adapter.pairs),
+            scales=tuple(sorted({pair.scale for pair in adapter.pairs})),
+            scale_origins=tuple(sorted({pair.scale_origin for pair in adapter.pairs})),
+            pattern_rule=adapter.pattern_rule,
+        )
+        for book, adapter in adapters
+    )
+
+
+def refuse_fused_twice(base: InputBook, folder: str, adapters: Sequence[AdapterSource]) -> None:
+    """Refuse a base that a stamp says already holds one of these adapters.
+
+    Raises:
+        BrokenInput: It does, or a stamp says that something was fused but not what.
+    """
+    stamps = fused_adapters(base.files, folder)
+    if not stamps:
+        return
+    wanted = {book(adapter.weights).digest: adapter.name for book, adapter in adapters}
+    for stamp in stamps:
+        held = [wanted[digest] for digest in stamp.digests if digest in wanted]
+        if held or not stamp.digests:
+            what = f"already holds {', '.join(held)}" if held else "was fused before"
+            raise BrokenInput(
+                f"{base.files.where(folder)}: this base {what}, says {stamp.path}",
+                code="already-fused",
+                hint="give the original base; fusing an adapter twice doubles its effect",
+                stamp=stamp.path,
+                adapters=held,
+            )
+
+
+def copied_tensor(header: Header, book: InputBook, path: str, name: str, rename: str | None = None) -> OutputTensor:
+    """A tensor taken over as it is, under its own name or ``rename``."""
+    info = header.tensors[name]
+    piece = Range(book(path), header.offset(name), info.nbytes)
+    return OutputTensor(rename or name, info.dtype, info.shape, (piece,) if info.nbytes else ())
+
+
+def fuse_checkpoint(
+    book: InputBook, checkpoint: Checkpoint, adapters: Sequence[AdapterSource], out_folder: str
+) -> list[OutputFile]:
+    """The checkpoint's shards under ``out_folder``, targets fused.
+
+    Shards without a target are carried where the published script would write the same bytes: a canonical header that
+    has metadata. Others are written again, metadata kept, ``{"format": "pt"}`` where there is none.
+    """
+    terms = _terms_by_target(adapters)
+    outputs: list[OutputFile] = []
+    for shard, header in sorted(checkpoint.shards.items()):
+        path = f"{checkpoint.folder}/{shard}" if checkpoint.folder else shard
+        out_path = f"{out_folder}/{shard}" if out_folder else shard
+        targets = terms.keys() & header.tensors.keys()
+        if not targets and header.canonical and header.metadata:
+            outputs.append(CarriedFile(out_path, book(path)))
+            continue
+        tensors = tuple(
+            _fused_tensor(header, book, path, name, terms[name])
+            if name in targets
+            else copied_tensor(header, book, path, name)
+            for name in header.tensors
+        )
+        outputs.append(SafetensorsFile(out_path, dict(header.metadata) or dict(DEFAULT_METADATA), tensors))
+    return outputs
+
+
+def _terms_by_target(adapters: Sequence[AdapterSource]) -> dict[str, tuple[Term, ...]]:
+    terms: dict[str, tuple[Term, ...]] = {}
+    for book, adapter in adapters:
+        weights = book(adapter.weights)
+        for pair in adapter.pairs:
+            term = Term(
+                adapter=adapter.name,
+                a_name=pair.a.name,
+                b_name=pair.b.name,
+                a=Range(weights, adapter.header.offset(pair.a.name), pair.a.nbytes),
+                b=Range(weights, adapter.header.offset(pair.b.name), pair.b.nbytes),
+                dtype=adapter.dtype,
+                rank=pair.rank,
+                scale=pair.scale,
+            )
+            terms[pair.target] = (*terms.get(pair.target, ()), term)
+    return terms
+
+
+def _fused_tensor(header: Header, book: InputBook, path: str, name: str, terms: tuple[Term, ...]) -> OutputTensor:
+    info = header.tensors[name]
+    rows, cols = info.shape
+    weight = Range(book(path), header.offset(name), info.nbytes)
+    return OutputTensor(name, info.dtype, info.shape, (Fused(weight, info.dtype, rows, cols, terms),))

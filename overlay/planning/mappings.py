@@ -1,0 +1,66 @@
+"""Recipe ``mappings``: what an overlay manifest's file, glob and tree mappings say, and nothing else."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput
+from overlay.formats.manifest import FileMapping, GlobMapping
+from overlay.planning.carry import carry_files, overlay_own_files
+from overlay.planning.plan import overlaid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from overlay.formats.manifest import Manifest, TreeMapping
+    from overlay.planning.outputs import OutputFile
+    from overlay.planning.plan import InputBook
+
+__all__ = ["mappings"]
+
+
+def mappings(source: InputBook, overlay: InputBook, manifest: Manifest) -> list[OutputFile]:
+    """The overlay's own files, then each mapping in order; a later one replaces what an earlier one put at a path.
+
+    Raises:
+        BrokenInput: A mapping finds nothing in the source.
+    """
+    layers = [overlay_own_files(overlay)]
+    for mapping in manifest.file_mappings:
+        moved = _select(mapping, source.files.paths())
+        if not moved:
+            raise BrokenInput(
+                f"{source.files.name}: nothing matches the overlay's {mapping.type} mapping {mapping.src!r}",
+                code="mapping-without-match",
+                hint="pin an overlay and a source that belong together",
+                src=mapping.src,
+            )
+        layers.append(carry_files(source, moved, moved))
+    return list(overlaid(*layers))
+
+
+def _select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[str]) -> dict[str, str]:
+    """Where each file of the source goes that the mapping takes."""
+    match mapping:
+        case FileMapping():
+            return {path: mapping.destination for path in paths if path == mapping.src}
+        case GlobMapping():
+            pattern = mapping.src.split("/")
+            return {path: path for path in paths if _matches(path.split("/"), pattern)}
+        case _:
+            inside = f"{mapping.src}/" if mapping.src else ""
+            outside = f"{mapping.destination}/" if mapping.destination else ""
+            return {path: outside + path.removeprefix(inside) for path in paths if path.startswith(inside)}
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    """Python's recursive glob: ``**`` is any number of folders, and no wildcard matches a leading dot."""
+    if not pattern:
+        return not parts
+    if pattern[0] == "**":
+        skip = parts and not parts[0].startswith(".") and _matches(parts[1:], pattern)
+        return bool(skip) or _matches(parts, pattern[1:]) or (len(pattern) == 1 and not parts)
+    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
+        return False
+    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])

@@ -1,0 +1,147 @@
+"""The plan: every output file of one materialization, known before any weight byte moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from overlay.errors import BrokenInput
+from overlay.formats.files import safe_path
+from overlay.planning.outputs import AliasFile, CarriedFile, Fused, Input, OutputFile, Range, SafetensorsFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from overlay.formats.files import Files
+
+__all__ = ["AdapterUse", "InputBook", "Plan", "finish", "inputs_of"]
+
+Role = Literal["base", "adapter", "spec", "config", "overlay"]
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterUse:
+    """One adapter as it takes part in a fuse.
+
+    Attributes:
+        kind: Layout that it was read as: openvdn, peft, kohya or bare.
+        spec: File that its ranks and scales come from; None where the weights alone say it.
+        scales: Distinct float32 scales, ascending, with ``scale_origins`` saying how they came about.
+        pattern_rule: Rule by which per-module patterns were matched.
+    """
+
+    name: str
+    kind: str
+    weights: Input
+    spec: Input | None
+    num_pairs: int
+    scales: tuple[float, ...]
+    scale_origins: tuple[str, ...]
+    pattern_rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Output files in path order, and what the record says of how they come about.
+
+    Attributes:
+        location: Directory name under ``materialized_models`` where the consumer looks.
+        reads: Small files whose content shaped the plan (specs, configs, manifests), beyond the inputs of outputs.
+        notes: What a user should know, one sentence each.
+    """
+
+    model: str
+    rule: str
+    location: str
+    outputs: tuple[OutputFile, ...]
+    adapters: tuple[AdapterUse, ...] = ()
+    reads: tuple[Input, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def inputs(self) -> tuple[Input, ...]:
+        """Every distinct input file, by repo and path."""
+        found = {(i.repo, i.path): i for output in self.outputs for i in inputs_of(output)}
+        found.update({(i.repo, i.path): i for i in self.reads})
+        return tuple(found[key] for key in sorted(found))
+
+
+class InputBook:
+    """Makes the :class:`Input` of a file once, so that a digest is asked for once.
+
+    Args:
+        files: The repo or folder.
+        repo: Its name in the record.
+        revision: 40-hex commit, or ``local``.
+        digest: Gives a file's digest; ``lambda path: ""`` where no identity is needed.
+    """
+
+    def __init__(self, files: Files, repo: str, revision: str, digest: Callable[[str], str]) -> None:
+        self.files = files
+        self.repo = repo
+        self._revision = revision
+        self._digest = digest
+        self._made: dict[str, Input] = {}
+
+    def __call__(self, path: str) -> Input:
+        """The input at a path of the repo."""
+        if path not in self._made:
+            size, digest = self.files.size(path), self._digest(path)
+            self._made[path] = Input(self.repo, self._revision, path, size, digest)
+        return self._made[path]
+
+
+def inputs_of(output: OutputFile) -> Iterator[Input]:
+    """The input files of one output, repeats included."""
+    if isinstance(output, CarriedFile):
+        yield output.input
+    elif isinstance(output, SafetensorsFile):
+        for tensor in output.tensors:
+            for piece in tensor.pieces:
+                if isinstance(piece, Range):
+                    yield piece.input
+                elif isinstance(piece, Fused):
+                    yield piece.weight.input
+                    for term in piece.terms:
+                        yield from (term.a.input, term.b.input)
+
+
+def finish(outputs: Iterable[OutputFile], where: str) -> tuple[OutputFile, ...]:
+    """Sort outputs by path; refuse paths that escape, collide, or use one path as file and folder.
+
+    Raises:
+        BrokenInput: The inputs ask for two different files at one path.
+    """
+    by_path: dict[str, OutputFile] = {}
+    for output in outputs:
+        path = safe_path(output.path, where)
+        if path in by_path:
+            raise BrokenInput(f"{where}: two inputs claim the output {path}", code="output-collision", path=path)
+        by_path[path] = output
+    for path in by_path:
+        parent = path.rpartition("/")[0]
+        while parent:
+            if parent in by_path:
+                raise BrokenInput(
+                    f"{where}: {parent} would be both a file and a folder (of {path})",
+                    code="output-collision",
+                    path=path,
+                )
+            parent = parent.rpartition("/")[0]
+    for output in by_path.values():
+        if isinstance(output, AliasFile) and output.of not in by_path:
+            raise ValueError(f"{output.path} names {output.of}, which is no output")
+    return tuple(by_path[path] for path in sorted(by_path))
+
+
+def overlaid(*layers: Iterable[OutputFile]) -> Iterator[OutputFile]:
+    """Outputs of all layers; a later layer replaces what an earlier one has at the same path."""
+    by_path: dict[str, OutputFile] = {}
+    for layer in layers:
+        by_path.update({output.path: output for output in layer})
+    yield from by_path.values()
+
+
+def spec_config(spec: Any) -> dict[str, Any]:
+    """The ``config`` object of an OpenVDN spec, the whole document of any other."""
+    config = spec.get("config", spec)
+    return config if isinstance(config, dict) else spec

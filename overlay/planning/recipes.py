@@ -1,0 +1,123 @@
+"""From an inventory to a plan, by the recipe that the registry entry names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.consumers import sglang
+from overlay.errors import BrokenInput, InvalidUsage, Untrusted
+from overlay.formats.manifest import read_manifest
+from overlay.planning.location import overlay_identity
+from overlay.planning.lora import lora
+from overlay.planning.mappings import mappings
+from overlay.planning.outputs import GeneratedFile
+from overlay.planning.plan import InputBook, Plan, finish, overlaid
+from overlay.planning.vdn_h3 import vdn_h3
+
+if TYPE_CHECKING:
+    from overlay.formats.manifest import Manifest
+    from overlay.hub import Inventory, Repo
+    from overlay.planning.outputs import OutputFile
+    from overlay.planning.plan import AdapterUse
+    from overlay.registry import Entry
+
+__all__ = ["RULES", "check_buildable", "make_plan"]
+
+RULES = ("fp32-once", "openvdn")
+
+
+def check_buildable(entry: Entry) -> None:
+    """Refuse an entry whose overlay can only be built by its own Python, before anything is fetched for it.
+
+    Raises:
+        Untrusted: It is one.
+    """
+    if entry.recipe.name == "python":
+        raise Untrusted(
+            f"{entry.model}: overlay {entry.overlay} is built by its own Python script, which does not run here",
+            code="needs-sandboxed-runner",
+            hint="this version builds the recipes vdn-h3, lora and mappings; there is no sandboxed runner yet",
+            model=entry.model,
+        )
+
+
+def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
+    """Every output file of a model, known from headers, small files and digests.
+
+    Raises:
+        InvalidUsage: No such rule.
+        BrokenInput: The inputs are not what the recipe or the overlay's manifest needs.
+    """
+    if rule not in RULES:
+        raise InvalidUsage(f"no rule {rule!r}", code="unknown-rule", hint=f"rule is one of {', '.join(RULES)}")
+    entry = inventory.resolution.entry
+    books = {repo.repo: InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in _repos(inventory)}
+    source = books[inventory.source.repo]
+    overlay = books[inventory.overlay.repo] if inventory.overlay is not None else None
+    manifest = read_manifest(overlay.files) if overlay is not None else None
+    if manifest is not None:
+        _check_required(inventory, manifest)
+
+    adapters: tuple[AdapterUse, ...] = ()
+    reads: list[str] = []
+    outputs: list[OutputFile]
+    match entry.recipe.name:
+        case "vdn-h3" if overlay is not None:
+            components = {name: books[need.pin.repo] for need in entry.needs for name in need.components}
+            stage = str(entry.recipe.options["stage"])
+            outputs, adapters, reads = vdn_h3(entry.model, source, overlay, components, stage, rule)
+        case "lora":
+            by_name = {**books, entry.source.repo: source}
+            outputs, adapters = lora(by_name, entry.recipe.options["base"], entry.recipe.options["adapters"])
+        case "mappings" if overlay is not None and manifest is not None:
+            outputs = mappings(source, overlay, manifest)
+        case name:
+            raise ValueError(f"{entry.model}: recipe {name} without what it needs passed the registry")
+    if inventory.overlay is None:
+        location = sglang.location_name(entry, None)
+    else:
+        identity = overlay_identity(entry, inventory.overlay)
+        location = identity.location_name
+        marker = sglang.marker_bytes(identity, f"{entry.model}@{inventory.source.revision}")
+        outputs = list(overlaid(outputs, [GeneratedFile(sglang.MARKER_NAME, marker)]))
+    return Plan(
+        model=entry.model,
+        rule=rule,
+        location=location,
+        outputs=finish(outputs, entry.model),
+        adapters=adapters,
+        reads=tuple(source(path) for path in reads),
+        notes=(*inventory.resolution.notes, *inventory.notes),
+    )
+
+
+def _repos(inventory: Inventory) -> list[Repo]:
+    return [
+        inventory.source,
+        *([inventory.overlay] if inventory.overlay is not None else []),
+        *inventory.needs.values(),
+    ]
+
+
+def _check_required(inventory: Inventory, manifest: Manifest) -> None:
+    present = set(inventory.source.paths())
+    missing = [path for path in manifest.required_source_files if path not in present]
+    if not missing:
+        return
+    twins = {"adapter_config.json": "adapter_spec.json", "adapter_spec.json": "adapter_config.json"}
+    renamed = [
+        twin
+        for path in missing
+        for old, new in twins.items()
+        if path.endswith(f"/{old}") and (twin := f"{path.removesuffix(old)}{new}") in present
+    ]
+    hint = "pin an overlay and a source that belong together"
+    if renamed:
+        hint = f"the source has {renamed[0]} instead: pin the overlay revision that asks for that name"
+    raise BrokenInput(
+        f"{inventory.source.name}: the overlay requires files that are not there: {', '.join(missing)}",
+        code="required-file-missing",
+        hint=hint,
+        missing=missing,
+        renamed=renamed,
+    )

@@ -1,0 +1,214 @@
+"""Recipe ``vdn-h3``: base, linear branch and adapters of a VDN-H3 stage to the tree that SGLang and vLLM-Omni load.
+
+The tree is the one that the published overlay's materializer builds, byte for byte in the transformer shards, the VAE,
+the rope file and the JSON files; ``docs/reference/formats.md`` describes it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import BrokenInput, InvalidRegistry
+from overlay.formats.adapters import check_model_spec
+from overlay.formats.checkpoint import read_checkpoint
+from overlay.formats.rope import rope_inv_freq
+from overlay.formats.strict_json import dump_json, parse_json
+from overlay.formats.vdn import read_linear_branch
+from overlay.planning.carry import carry_folder, overlay_own_files
+from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Literal, OutputTensor, SafetensorsFile
+from overlay.planning.plan import overlaid, spec_config
+from overlay.planning.video_vae import relaid_video_vae
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from overlay.formats.checkpoint import Checkpoint
+    from overlay.planning.fuse import AdapterSource
+    from overlay.planning.outputs import OutputFile
+    from overlay.planning.plan import AdapterUse, InputBook
+
+__all__ = ["vdn_h3"]
+
+STAGES: Mapping[str, tuple[str, ...]] = {
+    "stage-dmd-step-250": ("default", "turbo"),
+    "stage-b-step-2000": ("default",),
+}
+BASE = "h3-base"
+BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
+ROPE_FILE = "sglang_rope_inv_freq.safetensors"
+PROVENANCE_FILE = "sglang_vdn_prefused.json"
+MERGE_RULES = {
+    "fp32-once": "W += (alpha / rank) * B @ A, fp32 accumulate, one rounding to the stored dtype",
+    "openvdn": "W += round((alpha / rank) * B @ A), each delta and each sum rounded to the stored dtype",
+}
+
+
+def vdn_h3(
+    model: str, source: InputBook, overlay: InputBook, needs: Mapping[str, InputBook], stage: str, rule: str
+) -> tuple[list[OutputFile], tuple[AdapterUse, ...], list[str]]:
+    """Output files, adapters, and the paths of the source's small files that shaped them.
+
+    Args:
+        needs: Book of the secondary repo that holds each carried component (text_encoder, tokenizer, processor).
+
+    Raises:
+        InvalidRegistry: The stage is not one that this recipe knows.
+        BrokenInput: An input is not what the recipe needs.
+    """
+    if stage not in STAGES:
+        raise InvalidRegistry(
+            f"{model}: recipe vdn-h3 has no stage {stage!r}",
+            code="unknown-stage",
+            hint=f"stage is one of {', '.join(STAGES)}",
+            stage=stage,
+        )
+    transformer = read_checkpoint(source.files, f"{BASE}/transformer")
+    adapters = read_adapters(
+        [(source, f"{stage}/adapters/{name}", name) for name in STAGES[stage]], base_tensors(transformer)
+    )
+    check_model_spec(source.files, stage, [adapter for _, adapter in adapters])
+    refuse_fused_twice(source, f"{BASE}/transformer", adapters)
+    uses = adapter_uses(adapters)
+
+    outputs = overlaid(
+        overlay_own_files(overlay),
+        carry_folder(source, f"{BASE}/audio_vae", "audio_vae"),
+        [output for component, book in needs.items() for output in carry_folder(book, component, component)],
+        _video_vae(source),
+        _configs(source),
+        fuse_checkpoint(source, transformer, adapters, "transformer"),
+        _transformer_extras(model, source, stage, transformer, adapters, rule),
+    )
+    reads = [f"{stage}/metadata.json", f"{stage}/linear_branch/config.json", f"{BASE}/transformer/config.json"]
+    return list(outputs), uses, reads
+
+
+def _json(book: InputBook, path: str) -> Any:
+    return parse_json(book.files.read_bytes(path), book.files.where(path))
+
+
+def _count(config: Mapping[str, Any], key: str, where: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or value <= 0:
+        raise BrokenInput(f"{where}: {key} is {value!r}; expected a positive integer", code="config-value", key=key)
+    return value
+
+
+def _video_vae(source: InputBook) -> list[OutputFile]:
+    folder = f"{BASE}/vae"
+    config = _json(source, f"{folder}/config.json")
+    where = source.files.where(f"{folder}/config.json")
+    vae = relaid_video_vae(
+        source,
+        read_checkpoint(source.files, folder),
+        num_heads=_count(config, "decoder_num_attention_heads", where),
+        head_dim=_count(config, "decoder_attention_head_dim", where),
+        out_path="video_vae/source/model.safetensors",
+    )
+    return [vae, AliasFile("video_vae/model.safetensors", vae.path)]
+
+
+def _configs(source: InputBook) -> list[OutputFile]:
+    classes = {
+        "video_vae": (f"{BASE}/vae/config.json", "MiniMaxH3VideoVAE"),
+        "audio_vae": (f"{BASE}/audio_vae/config.json", "MiniMaxH3AudioVAE"),
+    }
+    return [
+        GeneratedFile(f"{component}/config.json", dump_json({**_json(source, path), "_class_name": class_name}))
+        for component, (path, class_name) in classes.items()
+    ]
+
+
+def _transformer_extras(
+    model: str,
+    source: InputBook,
+    stage: str,
+    transformer: Checkpoint,
+    adapters: Sequence[AdapterSource],
+    rule: str,
+) -> list[OutputFile]:
+    branch_path = f"{stage}/linear_branch/model.safetensors"
+    branch = source.files.header(branch_path)
+    branch_config = read_linear_branch(source.files, f"{stage}/linear_branch/config.json")
+    collisions = sorted(branch.tensors.keys() & transformer.weight_map.keys())
+    if collisions:
+        raise BrokenInput(
+            f"{source.files.where(branch_path)}: {len(collisions)} tensors are in the base too, {collisions[0]} first",
+            code="tensor-collision",
+            tensors=collisions[:10],
+        )
+    config_path = f"{BASE}/transformer/config.json"
+    config = _json(source, config_path)
+    rope = rope_inv_freq(_count(config, "rope_freq_dim", source.files.where(config_path)))
+    rope_tensor = OutputTensor("rope.inv_freq", "F32", (len(rope) // 4,), (Literal(rope),))
+    outputs: list[OutputFile] = [
+        CarriedFile(f"transformer/{BRANCH_FILE}", source(branch_path)),
+        SafetensorsFile(f"transformer/{ROPE_FILE}", {}, (rope_tensor,)),
+        GeneratedFile("transformer/config.json", dump_json({**config, "hybrid_attention": branch_config["config"]})),
+        GeneratedFile(
+            f"transformer/{PROVENANCE_FILE}",
+            dump_json(_provenance(model, source, stage, adapters, rule, branch_config)),
+        ),
+    ]
+    if transformer.index is not None and transformer.index_json is not None:
+        index_name = transformer.index.rpartition("/")[2]
+        metadata = dict(transformer.index_json.get("metadata") or {})
+        metadata["total_size"] = metadata.get("total_size", 0) + branch.file_size
+        weight_map = {
+            **transformer.weight_map,
+            **dict.fromkeys(branch.tensors, BRANCH_FILE),
+            "rope.inv_freq": ROPE_FILE,
+        }
+        outputs.append(
+            GeneratedFile(f"transformer/{index_name}", dump_json({"metadata": metadata, "weight_map": weight_map}))
+        )
+    return outputs
+
+
+def _sha256(book: InputBook, path: str) -> str:
+    return book(path).digest.removeprefix("sha256:")
+
+
+def _provenance(
+    model: str,
+    source: InputBook,
+    stage: str,
+    adapters: Sequence[AdapterSource],
+    rule: str,
+    branch_config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The published materializer's own record, key for key."""
+    return {
+        "source_model_id": model,
+        "vdn_checkpoint": stage,
+        "checkpoint_metadata": _json(source, f"{stage}/metadata.json"),
+        "merge": {
+            "rule": MERGE_RULES[rule],
+            "order": [adapter.name for _, adapter in adapters],
+            "pairs_merged": sum(len(adapter.pairs) for _, adapter in adapters),
+            "tensors_touched": len({pair.target for _, adapter in adapters for pair in adapter.pairs}),
+        },
+        "adapters": [_adapter_provenance(source, adapter) for _, adapter in adapters],
+        "linear_branch": {
+            "file": BRANCH_FILE,
+            "tensors": len(source.files.header(f"{stage}/linear_branch/model.safetensors").tensors),
+            "sha256": _sha256(source, f"{stage}/linear_branch/model.safetensors"),
+            "config": dict(branch_config),
+        },
+    }
+
+
+def _adapter_provenance(source: InputBook, adapter: Any) -> dict[str, Any]:
+    config = spec_config(_json(source, adapter.spec))
+    return {
+        "name": adapter.name,
+        "path": adapter.weights.rpartition("/")[0],
+        "pairs": len(adapter.pairs),
+        "rank": config["rank"],
+        "alpha": config["alpha"],
+        "rank_pattern_modules": len(config.get("rank_pattern") or {}),
+        "scales": sorted({pair.scale for pair in adapter.pairs}),
+        "adapter_model_sha256": _sha256(source, adapter.weights),
+        "adapter_config_sha256": _sha256(source, adapter.spec),
+    }
