@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, NotHere, OverlayError, Refused, TryAgain
@@ -249,7 +250,8 @@ class HubRepo:
             from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
 
             commit = client.resolve_branch(self.repo)
-            write_atomically(ref, commit)
+            with suppress(OSError):  # a cache that cannot be written does without
+                write_atomically(ref, commit)
             return commit
         commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else ""
         if not commit:
