@@ -49,8 +49,8 @@ class DigestMemo:
             TryAgain: The file changed while it was read.
             OverlayError: The file cannot be read (``formats.local``).
         """
+        identity = _identity(file_stat(path))
         real = os.path.realpath(path)
-        identity = _identity(file_stat(Path(real)))
         known = self._known.get(real) or self._load(real)
         if known is not None and known[0] == identity:
             return known[1]

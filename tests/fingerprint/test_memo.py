@@ -1,0 +1,298 @@
+"""The digest memo: when a remembered sha256 may be believed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from overlay.errors import BrokenInput, NotHere, TryAgain
+from overlay.fingerprint import DigestMemo, memo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.no_torch
+
+NOBODY = 65534
+SETTLED = 10 * 10**9
+
+
+class Clock:
+    """Real time plus an offset, and a count of the files that were hashed."""
+
+    def __init__(self) -> None:
+        self.offset = SETTLED
+        self.hashed = 0
+
+    def time_ns(self) -> int:
+        return time.time_ns() + self.offset
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Files made by a test count as ten seconds old, unless it sets the offset."""
+    clock = Clock()
+    compute = memo.descriptor_digest
+
+    def counted(descriptor: int, algorithm: str) -> str:
+        clock.hashed += 1
+        return compute(descriptor, algorithm)
+
+    monkeypatch.setattr(memo, "time", clock)
+    monkeypatch.setattr(memo, "descriptor_digest", counted)
+    return clock
+
+
+def _sha256(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def _file(path: Path, data: bytes = b"weights!") -> Path:
+    path.write_bytes(data)
+    return path
+
+
+def test_a_file_is_hashed_once(tmp_path: Path, clock: Clock) -> None:
+    """One memo remembers in memory, the next one from the folder."""
+    path = _file(tmp_path / "x")
+    first = DigestMemo(tmp_path / "memo" / "digests")
+
+    assert [first.sha256(path), first.sha256(path)] == [_sha256(b"weights!")] * 2
+    assert DigestMemo(tmp_path / "memo" / "digests").sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 1
+
+
+def test_links_share_the_entry_of_their_target(tmp_path: Path, clock: Clock) -> None:
+    """A snapshot's link and the blob are one file."""
+    path = _file(tmp_path / "blob")
+    (tmp_path / "link").symlink_to("blob")
+    digests = DigestMemo(tmp_path / "memo")
+
+    assert digests.sha256(tmp_path / "link") == digests.sha256(path)
+    assert clock.hashed == 1
+    assert len(list((tmp_path / "memo").iterdir())) == 1
+
+
+@pytest.mark.parametrize(("age_ns", "hashed"), [(2 * 10**9, 1), (2 * 10**9 - 1, 2), (0, 2), (-(10**9), 2)])
+def test_a_file_younger_than_two_seconds_is_not_remembered(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, age_ns: int, hashed: int
+) -> None:
+    """Its timestamps could not tell the next change; nor could those of a file from the future."""
+    path = _file(tmp_path / "x")
+    now = path.stat().st_ctime_ns + age_ns
+    monkeypatch.setattr(clock, "time_ns", lambda: now)
+
+    for _ in range(2):
+        assert DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights!")
+
+    assert clock.hashed == hashed
+    assert (tmp_path / "memo").exists() is (hashed == 1)
+
+
+def test_a_young_mtime_counts_as_well_as_a_young_ctime(tmp_path: Path, clock: Clock) -> None:
+    """A modification time set into the future is no sign of rest."""
+    path = _file(tmp_path / "x")
+    ahead = time.time_ns() + 60 * 10**9
+    os.utime(path, ns=(ahead, ahead))
+    digests = DigestMemo(tmp_path / "memo")
+
+    assert digests.sha256(path) == digests.sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+
+
+def test_without_help_a_new_file_is_hashed_each_time_until_it_rests(tmp_path: Path, clock: Clock) -> None:
+    """The same with the real clock: nothing is believed about a file that was just written."""
+    clock.offset = 0
+    path = _file(tmp_path / "x")
+    digests = DigestMemo(tmp_path / "memo")
+
+    assert digests.sha256(path) == _sha256(b"weights!")
+    path.write_bytes(b"weights?")
+    assert digests.sha256(path) == _sha256(b"weights?")
+    assert clock.hashed == 2
+
+
+def test_a_replaced_file_is_seen_by_its_inode(tmp_path: Path, clock: Clock) -> None:
+    """Another file renamed over the first, same size and mtime."""
+    path, other = _file(tmp_path / "x"), _file(tmp_path / "y", b"weights?")
+    os.utime(other, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    digests = DigestMemo(tmp_path / "memo")
+    digests.sha256(path)
+
+    other.replace(path)
+
+    assert digests.sha256(path) == DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights?")
+    assert clock.hashed == 2
+
+
+def test_changed_content_with_size_and_mtime_restored_is_seen_by_its_ctime(tmp_path: Path, clock: Clock) -> None:
+    """What rsync --inplace --times or a careful editor leaves behind."""
+    path = _file(tmp_path / "x")
+    before = path.stat()
+    digests = DigestMemo(tmp_path / "memo")
+    digests.sha256(path)
+
+    time.sleep(0.02)  # more than the granularity of timestamps
+    path.write_bytes(b"weights?")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    after = path.stat()
+    assert (after.st_ino, after.st_size, after.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+    assert digests.sha256(path) == DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights?")
+    assert clock.hashed == 2
+
+
+def test_without_a_folder_it_remembers_in_memory(tmp_path: Path, clock: Clock) -> None:
+    """Nothing is written anywhere, and nothing outlives the memo."""
+    path = _file(tmp_path / "x")
+    digests = DigestMemo(None)
+
+    assert digests.sha256(path) == digests.sha256(path)
+    assert clock.hashed == 1
+    assert DigestMemo(None).sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path: Path, clock: Clock) -> None:
+    """A cache root that is a file, or on no filesystem at all, does not stop a digest."""
+    path = _file(tmp_path / "x")
+
+    for folder in (path / "memo", Path("/proc/memo")):
+        digests = DigestMemo(folder)
+        assert digests.sha256(path) == digests.sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+
+
+@contextmanager
+def _other_user() -> Iterator[None]:
+    """Runs the block without root's right to write everywhere."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_read_only_folder_is_read_and_not_written(clock: Clock) -> None:
+    """A hit works on somebody else's cache; a miss is computed and kept in memory."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are closed to other users
+        world = Path(name)
+        world.chmod(0o755)
+        known, new, folder = _file(world / "known"), _file(world / "new", b"other"), world / "memo"
+        DigestMemo(folder).sha256(known)
+        folder.chmod(0o555)
+        for entry in folder.iterdir():
+            entry.chmod(0o444)
+        before = sorted(folder.iterdir())
+
+        with _other_user():
+            digests = DigestMemo(folder)
+            assert digests.sha256(known) == _sha256(b"weights!")
+            assert clock.hashed == 1
+            assert digests.sha256(new) == digests.sha256(new) == _sha256(b"other")
+            with pytest.raises(PermissionError):
+                (folder / "probe").touch()
+
+        assert clock.hashed == 2
+        assert sorted(folder.iterdir()) == before
+        folder.chmod(0o755)
+
+
+def test_entries_have_the_mode_of_the_umask(tmp_path: Path, clock: Clock) -> None:
+    """Other users of one cache root can read what was remembered."""
+    before = os.umask(0o022)
+    try:
+        DigestMemo(tmp_path / "memo").sha256(_file(tmp_path / "x"))
+    finally:
+        os.umask(before)
+
+    (entry,) = (tmp_path / "memo").iterdir()
+    assert (entry.stat().st_mode & 0o777, clock.hashed) == (0o644, 1)
+
+
+DAMAGE = {
+    "empty": lambda _: b"",
+    "cut": lambda entry: entry[:-10],
+    "not JSON": lambda _: b"\xff\x00",
+    "list": lambda _: b"[]",
+    "no identity": lambda entry: json.dumps({**json.loads(entry), "identity": None}).encode(),
+    "short identity": lambda entry: json.dumps({**json.loads(entry), "identity": [1, 2]}).encode(),
+    "other path": lambda entry: json.dumps({**json.loads(entry), "path": "/x"}).encode(),
+    "no digest": lambda entry: json.dumps({**json.loads(entry), "digest": None}).encode(),
+    "bad digest": lambda entry: json.dumps({**json.loads(entry), "digest": "sha256:../x"}).encode(),
+    "other algorithm": lambda entry: json.dumps({**json.loads(entry), "digest": "sha1-git:" + "0a" * 20}).encode(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_entry_is_as_good_as_none_and_is_repaired(tmp_path: Path, clock: Clock, damage: object) -> None:
+    """Whatever stands in the folder, the digest is right."""
+    path = _file(tmp_path / "x")
+    DigestMemo(tmp_path / "memo").sha256(path)
+    (entry,) = (tmp_path / "memo").iterdir()
+    whole = entry.read_bytes()
+    entry.write_bytes(damage(whole))
+
+    assert DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+    assert entry.read_bytes() == whole
+
+
+def test_concurrent_writers_of_one_memo(tmp_path: Path, clock: Clock) -> None:
+    """Many memos over one folder at once: every answer is right, every entry whole, nothing left over."""
+    files = {_file(tmp_path / f"{n}", bytes([n]) * 1000): _sha256(bytes([n]) * 1000) for n in range(8)}
+
+    def work(_: int) -> None:
+        for path, digest in files.items():
+            assert DigestMemo(tmp_path / "memo").sha256(path) == digest
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(32)))
+
+    entries = list((tmp_path / "memo").iterdir())
+    assert {json.loads(entry.read_bytes())["path"] for entry in entries} == {str(path) for path in files}
+    assert len(entries) == len(files) <= clock.hashed < 32 * len(files)
+
+
+def test_a_file_that_changes_while_it_is_read_has_no_digest(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download still running is transient, and nothing is remembered."""
+    path = _file(tmp_path / "x")
+
+    def growing(descriptor: int, algorithm: str) -> str:
+        assert (os.fstat(descriptor).st_size, algorithm, clock.hashed) == (8, "sha256", 0)
+        with path.open("ab") as file:
+            file.write(b"more")
+        return _sha256(b"weights!")
+
+    monkeypatch.setattr(memo, "descriptor_digest", growing)
+
+    with pytest.raises(TryAgain, match="x: changed while it was read"):
+        DigestMemo(tmp_path / "memo").sha256(path)
+    assert not (tmp_path / "memo").exists()
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    """Absent, dangling and special files have their usual errors; a remembered file that is gone does too."""
+    (tmp_path / "link").symlink_to("gone")
+
+    with pytest.raises(NotHere, match="none: no such file"):
+        DigestMemo(None).sha256(tmp_path / "none")
+    with pytest.raises(BrokenInput, match="link: link to gone, which is not there"):
+        DigestMemo(None).sha256(tmp_path / "link")
+    with pytest.raises(BrokenInput, match="found a folder"):
+        DigestMemo(None).sha256(tmp_path)
