@@ -25,7 +25,6 @@ ORDER = (
     "fusion",
     "cache",
     "materialization",
-    "api",
     "demo",
     "cli",
 )

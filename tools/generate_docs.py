@@ -12,13 +12,30 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import TypeAdapter
 
-from overlay.cli._documents import DOCUMENTS
+from overlay.cli import cache, compare, demo, doctor, fuse, prewarm, resolve, verify
+from overlay.cli._errors import ErrorDocument
 from overlay.cli._main import cli
 from overlay.cli._output import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# What each command prints with --json.
+DOCUMENTS: dict[str, type] = {
+    "cache-gc": cache.Removed,
+    "cache-ls": cache.CacheListing,
+    "cache-rm": cache.Removed,
+    "compare": compare.Compared,
+    "demo": demo.Demonstration,
+    "doctor": doctor.Diagnosis,
+    "error": ErrorDocument,
+    "fuse": fuse.FusedFolder,
+    "path": resolve.Place,
+    "prewarm": prewarm.Prewarmed,
+    "prewarm-dry-run": prewarm.PrewarmPlan,
+    "resolve": resolve.ResolvedModel,
+    "verify": verify.Verified,
+}
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
 INTRODUCTION = """\
@@ -39,8 +56,8 @@ def commands(command: click.Command, name: str, parent: click.Context | None = N
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
             found = command.get_command(context, child)
-            assert found is not None
-            yield from commands(found, child, context)
+            if found is not None:
+                yield from commands(found, child, context)
 
 
 def cli_page() -> str:

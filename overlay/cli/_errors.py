@@ -10,20 +10,19 @@ import re
 import shlex
 import sys
 import traceback
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import overlay
-from overlay.cli._documents import ErrorDocument, ErrorReport
 from overlay.cli._output import SCHEMA_VERSION, say, style
 from overlay.errors import CannotWrite, NotHere, OverlayError, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Terminated", "failure_of", "redact", "report"]
+__all__ = ["ErrorDocument", "ErrorReport", "Terminated", "failure_of", "redact", "report"]
 
 USAGE = 2
 BUG = 70
@@ -32,18 +31,44 @@ PIPE_CLOSED = 141
 TERMINATED = 143
 
 _CANNOT_WRITE = {
-    errno.ENOSPC: ("no-space", "free some room, or choose another root with --cache-root"),
-    errno.EDQUOT: ("no-space", "free some of the quota, or choose another root with --cache-root"),
+    errno.ENOSPC: ("no-room", "free some room, or choose another root with --cache-root"),
+    errno.EDQUOT: ("quota-exceeded", "free some of the quota, or choose another root with --cache-root"),
     errno.EFBIG: ("file-too-large", "choose a root on a filesystem without that limit with --cache-root"),
     errno.EROFS: ("read-only", "choose a writable root with --cache-root"),
-    errno.EACCES: ("no-permission", "check the owner and mode of that path, or choose another root with --cache-root"),
-    errno.EPERM: ("no-permission", "check the owner and mode of that path, or choose another root with --cache-root"),
-    errno.ENOSYS: ("filesystem-lacks", "see what this root can do: overlay doctor"),
-    errno.EOPNOTSUPP: ("filesystem-lacks", "see what this root can do: overlay doctor"),
-    errno.EXDEV: ("filesystem-lacks", "see what this root can do: overlay doctor"),
+    errno.EACCES: ("not-permitted", "check the owner and mode of that path, or choose another root with --cache-root"),
+    errno.EPERM: ("not-permitted", "check the owner and mode of that path, or choose another root with --cache-root"),
+    errno.ENOSYS: ("operation-missing", "see what this root can do: overlay doctor"),
+    errno.EOPNOTSUPP: ("operation-missing", "see what this root can do: overlay doctor"),
+    errno.EXDEV: ("operation-missing", "see what this root can do: overlay doctor"),
     errno.EIO: ("disk-error", "look for disk errors in the kernel log: dmesg"),
 }
 _TRANSIENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN, errno.EBUSY, errno.ESTALE}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """What went wrong.
+
+    Attributes:
+        code: Stable identifier.
+        message: The place, what was found, what was expected.
+        hint: What to do next.
+        status: Exit status.
+        data: The facts of the message by name.
+    """
+
+    code: str
+    message: str
+    hint: str | None
+    status: int
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDocument:
+    """What every command prints when it fails."""
+
+    error: ErrorReport
 
 
 class Terminated(BaseException):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from overlay.cli._output import Output
+from overlay.cli._types import SIZE
+from overlay.fusion import DEFAULT_RULE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIRECTORY", "FILE", "Common", "common_options"]
+    from overlay.materialization.request import Options
+
+__all__ = ["DIRECTORY", "FILE", "Common", "build_options", "common_options", "link_option"]
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -41,6 +47,16 @@ _OPTIONS = (
 )
 
 
+_BUILD_OPTIONS = (
+    click.option("--rule", type=click.Choice(RULES), default=DEFAULT_RULE, show_default=True, help="Numeric rule."),
+    click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
+    click.option("--jobs", type=click.IntRange(min=1), help="Worker threads.  [default: what pays on this machine]"),
+    click.option(
+        "--memory", type=SIZE, default=2**30, show_default="1GiB", help="Memory to take beside what the device needs."
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Common:
     """Values of the common options.
@@ -58,6 +74,24 @@ class Common:
     hub: Path | None
     offline: bool
     output: Output
+
+    def options(self, **choices: Any) -> Options:
+        """Everything chosen, as the stages take it."""
+        from overlay.materialization.request import Options
+
+        return Options(
+            registry=self.registry, cache_root=self.cache_root, hub=self.hub, offline=self.offline, **choices
+        )
+
+    def command(self, *words: str) -> str:
+        """A command line to suggest, with the places that were given by flag; variables stay in force by themselves."""
+        source = click.get_current_context().get_parameter_source
+        given = {"registry": self.registry, "cache_root": self.cache_root, "hub": self.hub}
+        line = ["overlay", *words]
+        for name, value in given.items():
+            if source(name) is ParameterSource.COMMANDLINE:
+                line += [f"--{name.replace('_', '-')}", str(value)]
+        return shlex.join([*line, *(["--offline"] if source("offline") is ParameterSource.COMMANDLINE else [])])
 
 
 def common_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -85,3 +119,19 @@ def common_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+link_option = click.option(
+    "--link",
+    type=click.Choice(["auto", "reflink", "hardlink", "copy"]),
+    default="auto",
+    show_default=True,
+    help="How unchanged files come over.",
+)
+
+
+def build_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a build: they go into ``Common.options`` as they are."""
+    for option in reversed(_BUILD_OPTIONS):
+        function = option(function)
+    return function

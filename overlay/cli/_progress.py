@@ -81,14 +81,14 @@ class Lines:
         return f"{self._label}: {', '.join(parts)}"
 
 
-def phases(output: Output) -> Callable[[str, int], AbstractContextManager[Callable[[int], object]]]:
+def phases(output: Output) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
     """What a stage calls with a label and a total in bytes, and then with bytes as they are done, from any thread.
 
     Silent with ``-q``, with ``--json``, and when there is nothing to do.
     """
 
     @contextmanager
-    def phase(label: str, total: int) -> Iterator[Callable[[int], object]]:
+    def phase(label: str, total: int) -> Iterator[Callable[[int], None]]:
         if output.quiet or output.json or total == 0:
             yield lambda _nbytes: None
             return

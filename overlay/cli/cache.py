@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from overlay.cli._documents import CachedModel, CacheListing, Removed
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_age, format_bytes, style
 from overlay.cli._types import AGE, SIZE
@@ -19,7 +19,61 @@ if TYPE_CHECKING:
 
     from overlay.cache.collecting import Removal
 
-__all__ = ["cache"]
+__all__ = ["CacheListing", "CachedModel", "Removed", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One materialization in the cache.
+
+    Attributes:
+        model: What its record says it is; null where the record cannot be read.
+        tree: Name of its tree.
+        path: Its directory.
+        locations: Names of the locations that lead to it; none for a superseded generation.
+        size: Bytes of its files, each inode once.
+        created: When it was published, ISO 8601.
+        last_used: Last use as far as the filesystem notes it, ISO 8601.
+    """
+
+    model: str | None
+    tree: str
+    path: str
+    locations: tuple[str, ...]
+    size: int
+    created: str
+    last_used: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheListing:
+    """What ``overlay cache ls`` prints."""
+
+    root: str
+    decided_by: str
+    models: tuple[CachedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What ``overlay cache rm`` and ``gc`` removed, or would remove.
+
+    Attributes:
+        frees: Bytes that the filesystem gets back.
+        held_outside: Bytes among these files that it does not, because they have names outside the cache.
+        notes: What was kept although it could go, and why.
+    """
+
+    root: str
+    dry_run: bool
+    locations: tuple[str, ...]
+    trees: tuple[str, ...]
+    objects: int
+    actions: int
+    unfinished: int
+    frees: int
+    held_outside: int
+    notes: tuple[str, ...]
 
 
 @click.group()

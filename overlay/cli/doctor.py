@@ -6,12 +6,13 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 import overlay
-from overlay.cli._documents import Device, Diagnosis, Probe
 from overlay.cli._errors import redact
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_bytes, style
@@ -20,7 +21,7 @@ from overlay.errors import OverlayError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["doctor"]
+__all__ = ["Device", "Diagnosis", "Probe", "doctor"]
 
 _PREFIXES = ("OVERLAY_", "SGLANG_", "HF_", "MKL_")
 _NAMES = {
@@ -39,20 +40,80 @@ _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 _PACKAGES = ("huggingface_hub", "hf_xet", "safetensors", "torch", "pydantic", "xxhash", "filelock", "click")
 
 
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One operation of the cache root's filesystem, tried; null where it could not be tried."""
+
+    name: str
+    works: bool | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of the fuse, and the outcome of its start-up test; null where it has none."""
+
+    name: str
+    self_test: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What ``overlay doctor`` prints.
+
+    Attributes:
+        decided_by: Option or variable that chose the root.
+        filesystem: Its kind, as the kernel calls it.
+        container_layer: Whether it is the writable layer of a container, lost with it.
+        free: Bytes free there, of ``total``.
+        hub: Folder that links were tried from: the Hub's cache, or ``--hub``.
+        registry: The registry file in force, or why there is none.
+        environment: Variables that change what is done; secrets only as being set.
+        versions: Null where a package is not installed.
+    """
+
+    version: str
+    root: str
+    decided_by: str
+    exists: bool
+    filesystem: str
+    mount_point: str
+    container_layer: bool
+    free: int
+    total: int
+    hub: str
+    probes: tuple[Probe, ...]
+    registry: str
+    environment: dict[str, str]
+    versions: dict[str, str | None]
+    devices: tuple[Device, ...]
+
+
 @click.command()
 @common_options
 def doctor(common: Common) -> None:
     """Show what this machine can do: the cache's filesystem, variables in force, versions, devices, the self-test."""
-    from overlay.cache import choose_root, probe
+    from huggingface_hub import constants
 
-    root = choose_root(common.cache_root, os.environ)
-    found = probe(root)
+    from overlay.cache import choose_root
+    from overlay.cache.probe import probe_root
+
+    hub_cache = common.hub or Path(constants.HF_HUB_CACHE)
+    report = probe_root(choose_root(common.cache_root, os.environ), hub_cache)
+    filesystem = report.filesystem
     diagnosis = Diagnosis(
         version=overlay.__version__,
-        root=str(root.path),
-        decided_by=root.decided_by,
-        free=found.free,
-        probes=tuple(Probe(item.name, item.works, item.detail) for item in found.probes),
+        root=str(report.root),
+        decided_by=report.decided_by,
+        exists=report.exists,
+        filesystem=filesystem.kind,
+        mount_point=filesystem.mount_point,
+        container_layer=filesystem.container_layer,
+        free=filesystem.free,
+        total=filesystem.total,
+        hub=str(hub_cache),
+        probes=tuple(Probe(probe.name, probe.ok, probe.why) for probe in report.probes),
         registry=_registry(common),
         environment=_environment(),
         versions=_versions(),
@@ -64,8 +125,12 @@ def doctor(common: Common) -> None:
 def _text(found: Diagnosis) -> Iterator[str]:
     yield f"overlay {found.version}"
     yield style("cache root", "strong")
-    yield f"  {found.root}  (from {found.decided_by}), {format_bytes(found.free)} free"
-    yield from columns([[probe.name, _verdict(probe.works), probe.detail] for probe in found.probes])
+    yield f"  {found.root}  (from {found.decided_by}){'' if found.exists else ', not made yet'}"
+    room = f"{format_bytes(found.free)} of {format_bytes(found.total)} free"
+    layer = style(", the writable layer of a container", "warn") if found.container_layer else ""
+    yield f"  {found.filesystem} at {found.mount_point}, {room}{layer}"
+    yield f"  hub: {found.hub}"
+    yield from columns([[probe.name, _verdict(probe.works), probe.why] for probe in found.probes])
     yield style("registry", "strong")
     yield f"  {found.registry}"
     yield style("environment", "strong")
@@ -86,7 +151,7 @@ def _registry(common: Common) -> str:
     from overlay.registry import load_registry
 
     try:
-        return load_registry(common.registry).path
+        return str(load_registry(common.registry).path)
     except OverlayError as error:
         return f"unusable: {error.message}"
 
@@ -120,7 +185,7 @@ def _devices() -> tuple[Device, ...]:
 
 
 def _device(name: str) -> Device:
-    from overlay.fusion import Engine
+    from overlay.fusion.engine import Engine
 
     try:
         about = Engine.start(name).describe()

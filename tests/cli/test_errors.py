@@ -65,11 +65,11 @@ OURS = [
     (errors.Untrusted, 7),
 ]
 OTHERS = [
-    (os_error(errno.ENOSPC), 4, "no-space"),
-    (os_error(errno.EDQUOT), 4, "no-space"),
+    (os_error(errno.ENOSPC), 4, "no-room"),
+    (os_error(errno.EDQUOT), 4, "quota-exceeded"),
     (os_error(errno.EROFS), 4, "read-only"),
-    (os_error(errno.EACCES), 4, "no-permission"),
-    (os_error(errno.ENOSYS), 4, "filesystem-lacks"),
+    (os_error(errno.EACCES), 4, "not-permitted"),
+    (os_error(errno.ENOSYS), 4, "operation-missing"),
     (os_error(errno.ENOENT), 3, "file-vanished"),
     (os_error(errno.ETIMEDOUT), 5, "transient"),
     (os_error(errno.ECONNRESET), 5, "transient"),

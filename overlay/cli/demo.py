@@ -1,0 +1,187 @@
+"""``overlay demo``: the whole story on a tiny checkpoint, each step as a user would type it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from overlay.cli._options import DIRECTORY, Common, common_options
+from overlay.cli._output import format_seconds, style
+from overlay.errors import CheckFailed, InvalidUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from overlay.demo.checkpoint import HubFolder
+
+__all__ = ["DemoStep", "Demonstration", "demo"]
+
+_REGISTRY = """\
+schema_version: 1
+models:
+  {model}:
+    source: {{revision: {source}}}
+    overlay: {{repo: {overlay_repo}, revision: {overlay}}}
+    needs:
+      - {{repo: {needs_repo}, revision: {needs}, components: [text_encoder, tokenizer, processor]}}
+    recipe: {{name: vdn-h3, stage: stage-dmd-step-250}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoStep:
+    """One command of the demo."""
+
+    about: str
+    command: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """What ``overlay demo`` prints: what it ran, and where."""
+
+    folder: str
+    kept: bool
+    steps: tuple[DemoStep, ...]
+    seconds: float
+
+
+@click.command()
+@click.option("--keep", type=DIRECTORY, help="Work in this new folder and keep it, to try commands on.")
+@common_options
+def demo(common: Common, keep: Path | None) -> None:
+    """Run the whole job on a tiny made-up checkpoint: resolve, plan, build, verify, bump, compare.
+
+    It needs no network and no GPU, and leaves nothing behind unless --keep is given.
+    """
+    started = time.monotonic()
+    with _workplace(keep) as folder, _in_view(common):
+        steps = tuple(_story(common, folder))
+    found = Demonstration(str(folder), keep is not None, steps, round(time.monotonic() - started, 3))
+    common.output.result(found, lambda: _text(found))
+
+
+@contextlib.contextmanager
+def _workplace(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="overlay-demo-") as folder:
+            yield Path(folder)
+        return
+    try:
+        keep.mkdir(parents=True)
+    except FileExistsError as error:
+        hint = "name a folder that does not exist yet"
+        raise InvalidUsage(f"{keep}: exists", code="demo-exists", hint=hint, path=str(keep)) from error
+    yield keep.resolve()
+
+
+@contextlib.contextmanager
+def _in_view(common: Common) -> Iterator[None]:
+    """What the steps print goes to stderr with --json: stdout holds one document."""
+    with contextlib.redirect_stdout(sys.stderr if common.output.json else sys.stdout):
+        yield
+
+
+def _story(common: Common, folder: Path) -> Iterator[DemoStep]:
+    from overlay.demo.checkpoint import SOURCE_REPO, write_hub
+    from overlay.demo.revisions import bump_rename
+
+    hub = write_hub(folder / "hub", spec_name="adapter_config.json")
+    _write_registry(folder / "registry.yaml", hub)
+    bumped = bump_rename(hub)
+    _write_registry(folder / "bumped.yaml", bumped)
+    places = {
+        "OVERLAY_HUB": str(hub.root),
+        "OVERLAY_CACHE_ROOT": str(folder / "cache"),
+        "OVERLAY_REGISTRY": str(folder / "registry.yaml"),
+    }
+    with _variables(places):
+        click.echo("".join(f"$ export {name}={shlex.quote(value)}\n" for name, value in places.items()), nl=False)
+        yield _run(common, "Which repos, at which commits, and is it here?", "resolve", SOURCE_REPO)
+        yield _run(common, "What would it take? Nothing is written yet.", "prewarm", SOURCE_REPO, "--dry-run")
+        yield _run(common, "Build it: fetch, check, fuse, publish.", "prewarm", SOURCE_REPO)
+        yield _run(common, "Prove it: every byte against the record.", "verify", SOURCE_REPO)
+        before = _directory(hub)
+        places["OVERLAY_REGISTRY"] = str(folder / "bumped.yaml")
+    with _variables(places):
+        click.echo("")
+        click.echo(style("# Upstream renames adapter_config.json and the overlay follows: two new commits.", "dim"))
+        click.echo(f"$ export OVERLAY_REGISTRY={shlex.quote(places['OVERLAY_REGISTRY'])}")
+        yield _run(common, "The pins moved, and with them the place where a server looks.", "resolve", SOURCE_REPO)
+        yield _run(common, "No weight changed, so no byte is read or written.", "prewarm", SOURCE_REPO)
+        yield _run(
+            common,
+            "Both generations hold the same tensors; only the marker names other commits.",
+            "compare",
+            before,
+            _directory(bumped),
+            may_differ=True,
+        )
+
+
+def _run(common: Common, about: str, *args: str, may_differ: bool = False) -> DemoStep:
+    """Run one command line of this program in this process, shown as typed."""
+    from overlay.cli._main import run
+
+    line = shlex.join(["overlay", *args])
+    click.echo("")
+    click.echo(style(f"# {about}", "dim"))
+    click.echo(style(f"$ {line}", "strong"))
+    started = time.monotonic()
+    status = run([*args, *(["--quiet"] if common.output.quiet else [])])
+    if status > may_differ:
+        raise CheckFailed(
+            f"{line}: ended with status {status}", code="demo-failed", hint="see its message above", status=status
+        )
+    return DemoStep(about, line, round(time.monotonic() - started, 3))
+
+
+def _directory(hub: HubFolder) -> str:
+    from overlay.demo.checkpoint import SOURCE_REPO
+    from overlay.materialization.materialize import resolve
+    from overlay.materialization.request import Options
+
+    return str(resolve(SOURCE_REPO, Options(hub=hub.root)).state.tree)
+
+
+@contextlib.contextmanager
+def _variables(places: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in places}
+    os.environ.update(places)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _write_registry(path: Path, hub: HubFolder) -> None:
+    from overlay.demo import checkpoint as made
+
+    text = _REGISTRY.format(
+        model=made.SOURCE_REPO,
+        source=hub.source,
+        overlay_repo=made.OVERLAY_REPO,
+        overlay=hub.overlay,
+        needs_repo=made.NEEDS_REPO,
+        needs=made.NEEDS_REVISION,
+    )
+    path.write_text(text)
+
+
+def _text(found: Demonstration) -> Iterator[str]:
+    yield ""
+    kept = f", kept in {found.folder}" if found.kept else ", nothing left behind"
+    yield f"{style('done', 'good')}: {len(found.steps)} commands in {format_seconds(found.seconds)}{kept}"

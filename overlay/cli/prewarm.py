@@ -1,0 +1,241 @@
+"""``overlay prewarm`` (also ``materialize``): the whole job, or what it would take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from overlay.cli._options import Common, build_options, common_options, link_option
+from overlay.cli._output import columns, format_bytes, format_seconds, style
+from overlay.cli._progress import phases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from overlay.materialization.materialize import Materialization
+    from overlay.materialization.survey import Step, Work
+
+__all__ = ["PlannedAdapter", "PlannedFile", "PlannedModel", "PrewarmPlan", "Prewarmed", "PrewarmedModel", "prewarm"]
+
+_VERBS = {
+    "generate": "generated",
+    "alias": "under a second name",
+    "present": "in the cache already",
+    "reflink": "reflinked",
+    "hardlink": "hardlinked",
+    "copy": "copied",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFile:
+    """One output file of a dry run.
+
+    Attributes:
+        how: ``generate`` and ``alias`` are made anew each time, ``present`` is in the cache, the others cost bytes.
+        fused: Whether adapters are folded into it.
+    """
+
+    path: str
+    how: Literal["generate", "alias", "present", "build", "reflink", "hardlink", "copy"]
+    fused: bool
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedAdapter:
+    """An adapter of a dry run, in the order of fusing."""
+
+    name: str
+    kind: str
+    pairs: int
+    scales: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What building one model would take. Counters count tensor payload; ``room`` and sizes count files.
+
+    Attributes:
+        room: Bytes needed on the cache root's filesystem.
+        free: Bytes free there.
+        root: The cache root.
+    """
+
+    model: str
+    location: str
+    rule: str
+    bytes_downloaded: int
+    bytes_read: int
+    bytes_written: int
+    bytes_linked: int
+    room: int
+    free: int
+    root: str
+    adapters: tuple[PlannedAdapter, ...]
+    files: tuple[PlannedFile, ...]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrewarmPlan:
+    """What ``overlay prewarm --dry-run`` prints."""
+
+    models: tuple[PlannedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrewarmedModel:
+    """One model that is in the cache now.
+
+    Attributes:
+        path: Its directory, links resolved; null with ``--only``, which publishes nothing.
+        location: Where a consumer looks; null likewise.
+    """
+
+    model: str
+    path: str | None
+    location: str | None
+    result: Literal["built", "reused", "adopted", "present"]
+    bytes_downloaded: int
+    bytes_read: int
+    bytes_written: int
+    bytes_linked: int
+    seconds: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prewarmed:
+    """What ``overlay prewarm`` prints."""
+
+    models: tuple[PrewarmedModel, ...]
+
+
+@click.command()
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Print the plan: files, bytes, room needed. Build nothing.")
+@click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
+@click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
+@link_option
+@build_options
+@common_options
+def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: Any) -> None:
+    """Bring models into the cache: fetch, check, fuse, publish.
+
+    `overlay materialize` is the same command. It does nothing where nothing is to be done. A killed run is taken up
+    again by running the same command.
+    """
+    from overlay.materialization.materialize import materialize, plan
+
+    options = common.options(**choices)
+    if dry_run:
+        planned = PrewarmPlan(tuple(_planned(plan(model, options), common) for model in models))
+        common.output.result(planned, lambda: _plan_text(planned))
+        return
+    done = Prewarmed(
+        tuple(
+            _prewarmed(
+                materialize(model, options, phase=phases(common.output), on_wait=common.output.remark),
+            )
+            for model in models
+        )
+    )
+    common.output.result(done, lambda: _done_text(done))
+    for model in done.models:
+        for note in model.notes:
+            common.output.remark(f"{model.model}: {note}")
+
+
+def _planned(work: Work, common: Common) -> PlannedModel:
+    from overlay.cache.probe import filesystem_of
+    from overlay.materialization.request import open_cache
+
+    root = open_cache(common.options(), create=False).root.path
+    counters = work.counters
+    return PlannedModel(
+        model=work.plan.model,
+        location=work.plan.location,
+        rule=work.plan.rule,
+        bytes_downloaded=counters.downloaded,
+        bytes_read=counters.read,
+        bytes_written=counters.written,
+        bytes_linked=counters.linked,
+        room=work.room,
+        free=filesystem_of(root).free,
+        root=str(root),
+        adapters=tuple(PlannedAdapter(use.name, use.kind, use.num_pairs, use.scales) for use in work.plan.adapters),
+        files=tuple(PlannedFile(step.output.path, step.how, _is_fused(step), step.size) for step in work.steps),
+        missing=tuple(f"{item.repo}@{item.revision}/{item.path}" for item in work.missing),
+        notes=work.plan.notes,
+    )
+
+
+def _is_fused(step: Step) -> bool:
+    from overlay.planning.outputs import Fused, SafetensorsFile
+
+    output = step.output
+    return isinstance(output, SafetensorsFile) and any(
+        isinstance(piece, Fused) for tensor in output.tensors for piece in tensor.pieces
+    )
+
+
+def _prewarmed(done: Materialization) -> PrewarmedModel:
+    return PrewarmedModel(
+        model=done.model,
+        path=str(done.path) if done.path else None,
+        location=str(done.location) if done.location else None,
+        result=done.result,
+        bytes_downloaded=done.counters.downloaded,
+        bytes_read=done.counters.read,
+        bytes_written=done.counters.written,
+        bytes_linked=done.counters.linked,
+        seconds=round(done.seconds, 3),
+        notes=done.notes,
+    )
+
+
+def _plan_text(plan: PrewarmPlan) -> Iterator[str]:
+    for model in plan.models:
+        yield style(model.model, "strong")
+        short = style("  NOT ENOUGH", "bad") if model.room > model.free else ""
+        room = f"room {format_bytes(model.room)} of {format_bytes(model.free)} free in {model.root}{short}"
+        yield f"  {_moved(model, ('download', 'read', 'write', 'link'))} · {room}"
+        rows = [[part, ", ".join(_summary(files))] for part, files in _by_component(model.files).items()]
+        if model.adapters:
+            pairs = ", ".join(f"{adapter.name} {adapter.pairs} pairs" for adapter in model.adapters)
+            rows.append(["adapters", f"{pairs}, rule {model.rule}"])
+        rows += [["note", note] for note in model.notes]
+        yield from columns(rows)
+
+
+def _by_component(files: tuple[PlannedFile, ...]) -> dict[str, list[PlannedFile]]:
+    found: dict[str, list[PlannedFile]] = {}
+    for file in files:
+        found.setdefault(file.path.split("/")[0] if "/" in file.path else "(top)", []).append(file)
+    return found
+
+
+def _summary(files: list[PlannedFile]) -> list[str]:
+    counts: dict[str, int] = {}
+    for file in files:
+        verb = _VERBS.get(file.how) or ("fused" if file.fused else "laid out anew")
+        counts[verb] = counts.get(verb, 0) + 1
+    return [f"{count} {verb}" for verb, count in sorted(counts.items(), key=lambda item: -item[1])]
+
+
+def _done_text(done: Prewarmed) -> Iterator[str]:
+    for model in done.models:
+        moved = _moved(model, ("downloaded", "read", "wrote", "linked"))
+        yield f"{style(model.model, 'strong')}  {model.result} in {format_seconds(model.seconds)} · {moved}"
+        if model.path:
+            yield f"  {model.path}"
+
+
+def _moved(model: PlannedModel | PrewarmedModel, verbs: tuple[str, str, str, str]) -> str:
+    counts = (model.bytes_downloaded, model.bytes_read, model.bytes_written, model.bytes_linked)
+    moved = [f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count]
+    return " · ".join(moved) or "nothing to move"

@@ -1,0 +1,180 @@
+"""``overlay resolve`` and ``overlay path``: what a name stands for, and whether it is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from overlay.cli._options import Common, common_options
+from overlay.cli._output import Role, columns, style
+from overlay.errors import NotHere
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from overlay.materialization.resolve import Resolved
+    from overlay.registry import Pin
+
+__all__ = ["PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
+
+_ROLES: dict[str, Role] = {"present": "good", "absent": "strong", "stale": "warn", "unknown": "warn", "damaged": "bad"}
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedRepo:
+    """One repo of a model.
+
+    Attributes:
+        revision: 40-hex commit; ``local`` for a folder; null where it floats.
+        floating: Why there is no commit; null exactly where there is one.
+        components: Folders that are taken from it; empty where the recipe names the paths.
+    """
+
+    repo: str
+    revision: str | None
+    floating: str | None
+    components: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """What ``overlay resolve`` prints.
+
+    Attributes:
+        pinned: Whether every repo has a commit.
+        overlay: Null where the recipe needs none.
+        location: Where a consumer looks; null where that cannot be known without a request.
+        path: The directory that the location leads to; null where there is none.
+        why: What is behind a state other than present and absent.
+        registry: The registry file in force.
+        entry: Where the entry was last changed, as ``file:line``.
+        replaced: What an override replaced, a sentence each.
+        next: The command to run next.
+    """
+
+    model: str
+    pinned: bool
+    source: PinnedRepo
+    overlay: PinnedRepo | None
+    needs: tuple[PinnedRepo, ...]
+    recipe: str
+    recipe_options: dict[str, Any]
+    location: str | None
+    path: str | None
+    state: Literal["present", "stale", "damaged", "absent", "unknown"]
+    why: str
+    registry: str
+    entry: str
+    replaced: tuple[str, ...]
+    notes: tuple[str, ...]
+    next: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What ``overlay path`` prints."""
+
+    model: str
+    path: str
+
+
+@click.command()
+@click.argument("model")
+@click.option("--path", "only_path", is_flag=True, help="Print only the directory; status 3 when it is not there.")
+@common_options
+def resolve(common: Common, model: str, only_path: bool) -> None:
+    """Show a model's pins, its recipe, where it belongs and whether it is there.
+
+    MODEL is a registry key, a local folder or Hub cache path that maps to one, or an overlay folder. No request is
+    made and nothing is written.
+    """
+    from overlay.materialization.resolve import resolve
+
+    if only_path:
+        _print_path(common, model)
+        return
+    document = _document(common, resolve(model, common.options()))
+    common.output.result(document, lambda: _text(document))
+
+
+@click.command()
+@click.argument("model")
+@common_options
+def path(common: Common, model: str) -> None:
+    """Print the directory of a materialized model; status 3 when it is not there."""
+    _print_path(common, model)
+
+
+def _print_path(common: Common, model: str) -> None:
+    from overlay.materialization.resolve import resolve
+
+    state = resolve(model, common.options()).state
+    if state.name != "present" or state.tree is None:
+        why = f": {state.why}" if state.why else ""
+        raise NotHere(
+            f"{model}: {state.name}{why}",
+            code=f"model-{state.name}",
+            hint=common.command("prewarm", model),
+            model=model,
+            location=state.location,
+        )
+    document = Place(model, str(state.tree))
+    common.output.result(document, lambda: [document.path])
+
+
+def _document(common: Common, found: Resolved) -> ResolvedModel:
+    resolution, state = found.resolution, found.state
+    entry = resolution.entry
+    folder = resolution.source_folder
+    verb = {"present": ("verify",), "unknown": ("prewarm", "--dry-run")}.get(state.name, ("prewarm",))
+    return ResolvedModel(
+        model=resolution.model,
+        pinned=all(pin.revision is not None for pin in entry.pins),
+        source=PinnedRepo(str(folder), "local", None) if folder else _repo(entry.source),
+        overlay=_repo(entry.overlay) if entry.overlay else None,
+        needs=tuple(_repo(need.pin, need.components) for need in entry.needs),
+        recipe=entry.recipe.name,
+        recipe_options=dict(entry.recipe.options),
+        location=str(state.location) if state.location else None,
+        path=str(state.tree) if state.tree else None,
+        state=state.name,
+        why=state.why,
+        registry=resolution.registry_path,
+        entry=f"{entry.origin}:{entry.line}",
+        replaced=found.replaced,
+        notes=tuple(note for note in resolution.notes if note not in found.replaced),
+        next=common.command(verb[0], str(folder or resolution.model), *verb[1:]),
+    )
+
+
+def _repo(pin: Pin, components: tuple[str, ...] = ()) -> PinnedRepo:
+    return PinnedRepo(pin.repo, pin.revision, pin.floating, components)
+
+
+def _text(found: ResolvedModel) -> Iterator[str]:
+    yield style(found.model, "strong")
+    rows = [["source", _pin(found.source)]]
+    if found.overlay:
+        rows.append(["overlay", _pin(found.overlay)])
+    rows += [["needs", f"{_pin(need)}  {', '.join(need.components)}"] for need in found.needs]
+    options = ", ".join(f"{name} {value}" for name, value in found.recipe_options.items() if isinstance(value, str))
+    rows.append(["recipe", f"{found.recipe}  {options}"])
+    rows.append(["registry", found.entry])
+    rows += [["replaced", sentence] for sentence in found.replaced]
+    rows += [["note", note] for note in found.notes]
+    rows.append(["location", found.location or "not known yet"])
+    if found.path:
+        rows.append(["directory", found.path])
+    pinned = "pinned" if found.pinned else "floating"
+    why = f" ({found.why})" if found.why else ""
+    rows.append(["state", f"{style(found.state, _ROLES[found.state])}, {pinned}{why}"])
+    rows.append(["next", found.next])
+    yield from columns(rows)
+
+
+def _pin(repo: PinnedRepo) -> str:
+    if repo.revision is None:
+        return f"{repo.repo}@{style('floating', 'warn')}: {repo.floating}"
+    return repo.repo if repo.revision == "local" else f"{repo.repo}@{repo.revision[:12]}"

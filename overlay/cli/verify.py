@@ -1,0 +1,108 @@
+"""``overlay verify``: a materialization held against its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from overlay.cli._options import Common, common_options
+from overlay.cli._output import columns, format_bytes, style
+from overlay.cli._progress import phases
+from overlay.errors import NotHere
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Problem", "Verified", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One way in which a directory is not what its record says.
+
+    Attributes:
+        tensors: The tensors that differ, where the record can tell.
+    """
+
+    path: str
+    kind: Literal["missing", "extra", "size", "content", "unreadable"]
+    what: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What ``overlay verify`` prints.
+
+    Attributes:
+        files: Files that the record names.
+        bytes_read: Bytes that were read and digested; 0 at level quick.
+    """
+
+    ok: bool
+    path: str
+    level: str
+    model: str | None
+    files: int
+    bytes_read: int
+    problems: tuple[Problem, ...]
+
+
+@click.command()
+@click.argument("target", metavar="MODEL_OR_DIR")
+@click.option(
+    "--level",
+    type=click.Choice(["quick", "full"]),
+    default="full",
+    show_default=True,
+    help="quick: names, sizes, record. full: every byte.",
+)
+@common_options
+def verify(common: Common, target: str, level: str) -> None:
+    """Check that a materialization is what its record says; status 1 when it is not."""
+    from overlay.materialization.verify import verify
+
+    found = verify(_folder(common, target), level, phase=phases(common.output))
+    document = Verified(
+        ok=found.ok,
+        path=str(found.path),
+        level=found.level,
+        model=found.model,
+        files=found.num_files,
+        bytes_read=found.bytes_read,
+        problems=tuple(Problem(item.path, item.kind, item.what, item.tensors) for item in found.problems),
+    )
+    common.output.result(document, lambda: _text(document))
+    if not document.ok:
+        if document.model:
+            common.output.remark(f"to build it again: {common.command('prewarm', document.model)}")
+        raise click.exceptions.Exit(1)
+
+
+def _folder(common: Common, target: str) -> Path:
+    """A folder with a record, else what the location of the model of that name leads to."""
+    from overlay.materialization.record import RECORD_NAME
+    from overlay.materialization.resolve import resolve
+
+    if (Path(target) / RECORD_NAME).is_file():
+        return Path(target)
+    state = resolve(target, common.options()).state
+    if state.tree is None:
+        raise NotHere(
+            f"{target}: {state.name}, nothing to verify",
+            code=f"model-{state.name}",
+            hint=common.command("prewarm", target),
+            model=target,
+        )
+    return state.tree
+
+
+def _text(found: Verified) -> Iterator[str]:
+    verdict = style("ok", "good") if found.ok else style(f"{len(found.problems)} problems", "bad")
+    how = f"{format_bytes(found.bytes_read)} read" if found.level == "full" else "names, sizes, record"
+    yield f"{found.path}"
+    yield f"  {verdict} · {found.files} files · {how}"
+    yield from columns([[problem.kind, problem.path, problem.what] for problem in found.problems])
