@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from overlay.errors import OverlayError
     from overlay.materialization.compare import Comparison, compare
     from overlay.materialization.fuse import Fusion, fuse
-    from overlay.materialization.materialize import Materialization, Resolved, materialize, plan, resolve
+    from overlay.materialization.materialize import Materialization, materialize, plan
     from overlay.materialization.request import Options
+    from overlay.materialization.resolve import Resolved, resolve
     from overlay.materialization.survey import Work
     from overlay.materialization.verify import Verification, verify
 
@@ -31,10 +32,10 @@ _PLACES = {
     "Fusion": "overlay.materialization.fuse",
     "fuse": "overlay.materialization.fuse",
     "Materialization": "overlay.materialization.materialize",
-    "Resolved": "overlay.materialization.materialize",
+    "Resolved": "overlay.materialization.resolve",
     "materialize": "overlay.materialization.materialize",
     "plan": "overlay.materialization.materialize",
-    "resolve": "overlay.materialization.materialize",
+    "resolve": "overlay.materialization.resolve",
     "Options": "overlay.materialization.request",
     "Work": "overlay.materialization.survey",
     "Verification": "overlay.materialization.verify",

@@ -12,7 +12,7 @@ from overlay.cache.disk import make_folder, share_with_group, writing
 from overlay.fingerprint import file_digest
 from overlay.formats.header import read_header
 from overlay.materialization.record import RECORD_NAME
-from overlay.planning.outputs import AliasFile, CarriedFile, Fused, GeneratedFile, SafetensorsFile
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
@@ -57,12 +57,8 @@ class Made:
 
 def needs_engine(work: Work) -> bool:
     """Whether anything has to be fused."""
-    return any(_is_fused(step) for step in work.steps if step.how == "build")
-
-
-def _is_fused(step: Step) -> bool:
-    return isinstance(step.output, SafetensorsFile) and any(
-        isinstance(piece, Fused) for tensor in step.output.tensors for piece in tensor.pieces
+    return any(
+        isinstance(step.output, SafetensorsFile) and step.output.is_fused for step in work.steps if step.how == "build"
     )
 
 
@@ -144,7 +140,7 @@ def _build(
         step.output,
         staged,
         open_input=inputs.path,
-        engine=engine if _is_fused(step) else None,
+        engine=engine if step.output.is_fused else None,
         rule=options.rule,
         jobs=options.jobs or default_jobs(),
         memory=options.memory,

@@ -6,11 +6,11 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.errors import BrokenInput, InvalidUsage, NotHere
-from overlay.fingerprint import DigestMemo
+from overlay.errors import BrokenInput, InvalidUsage
 from overlay.materialization import build
 from overlay.materialization.record import identity_of, pins_of, read_record, record_bytes, tree_name, versions
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
+from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.state import State, find_state, is_settled
 from overlay.materialization.survey import Counters, Work, components, survey
 from overlay.materialization.verify import quick_problems
@@ -28,16 +28,7 @@ if TYPE_CHECKING:
     from overlay.planning.plan import Plan
     from overlay.registry import Resolution
 
-__all__ = ["Materialization", "Resolved", "materialize", "plan", "resolve"]
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """What a model name stands for, and whether it is here."""
-
-    resolution: Resolution
-    state: State
-    replaced: tuple[str, ...]
+__all__ = ["Materialization", "materialize", "plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,44 +51,6 @@ class Materialization:
     counters: Counters
     seconds: float
     notes: tuple[str, ...] = ()
-
-
-def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
-    """What a model name stands for, and whether it is in the cache. No request, nothing written.
-
-    Args:
-        model: Registry key, a local folder or Hub cache path that maps to one, or an overlay folder.
-
-    Raises:
-        InvalidUsage: Unknown model. InvalidRegistry: The registry cannot be used.
-    """
-    registry = load_registry(options.registry)
-    resolution = resolve_model(model, registry)
-    cache = open_cache(options, create=False)
-    state = find_state(resolution, cache, options.rule, _location_at_hand(resolution, options))
-    return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))
-
-
-def _location_at_hand(resolution: Resolution, options: Options) -> str | None:
-    """The location by the overlay's own files, if they are on this host."""
-    entry = resolution.entry
-    if entry.overlay is None:
-        return None
-    from overlay.hub import OVERLAY_PATTERNS, open_repo
-    from overlay.planning.location import overlay_identity
-
-    try:
-        overlay = open_repo(
-            entry.overlay,
-            hub=options.hub,
-            offline=True,
-            memo=DigestMemo(None),
-            allow_floating=True,
-            only=OVERLAY_PATTERNS,
-        )
-        return overlay_identity(entry, overlay).location_name
-    except NotHere:
-        return None
 
 
 def plan(model: str, options: Options = DEFAULTS) -> Work:
@@ -170,7 +123,7 @@ def materialize(
     resolution = resolve_model(model, registry)
     if is_settled(resolution) and not options.only:
         here = open_cache(options, create=False)
-        state = find_state(resolution, here, options.rule, _location_at_hand(resolution, options))
+        state = find_state(resolution, here, options.rule, location_at_hand(resolution, options))
         if state.name == "present":
             return _present(resolution.model, state, started)
     cache = open_cache(options, create=True)

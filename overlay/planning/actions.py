@@ -55,10 +55,9 @@ def _document(output: SafetensorsFile, rule: str) -> dict[str, Any]:
         return [item.name, item.dtype, list(item.shape), [describe(piece) for piece in item.pieces]]
 
     tensors = [tensor(item) for item in sorted(output.tensors, key=lambda item: item.name)]
-    fused = any(isinstance(piece, Fused) for item in output.tensors for piece in item.pieces)
     return {
         "writer": WRITER_VERSION,
-        "rule": rule if fused else None,
+        "rule": rule if output.is_fused else None,
         "metadata": output.metadata,
         "tensors": tensors,
         "inputs": list(inputs),

@@ -140,6 +140,11 @@ class SafetensorsFile:
     metadata: dict[str, str]
     tensors: tuple[OutputTensor, ...]
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether any of its weights is fused; if not, writing it takes no arithmetic."""
+        return any(isinstance(piece, Fused) for tensor in self.tensors for piece in tensor.pieces)
+
 
 @dataclass(frozen=True, slots=True)
 class CarriedFile:

@@ -1,0 +1,65 @@
+"""What a model name stands for, and whether it is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.errors import NotHere
+from overlay.materialization.request import DEFAULTS, Options, open_cache
+from overlay.materialization.state import State, find_state
+from overlay.registry import load_registry
+from overlay.registry import resolve as resolve_model
+
+if TYPE_CHECKING:
+    from overlay.registry import Resolution
+
+__all__ = ["Resolved", "location_at_hand", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What a model name stands for, and whether it is here."""
+
+    resolution: Resolution
+    state: State
+    replaced: tuple[str, ...]
+
+
+def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
+    """What a model name stands for, and whether it is in the cache. No request, nothing written.
+
+    Args:
+        model: Registry key, a local folder or Hub cache path that maps to one, or an overlay folder.
+
+    Raises:
+        InvalidUsage: Unknown model. InvalidRegistry: The registry cannot be used.
+    """
+    registry = load_registry(options.registry)
+    resolution = resolve_model(model, registry)
+    cache = open_cache(options, create=False)
+    state = find_state(resolution, cache, options.rule, location_at_hand(resolution, options))
+    return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))
+
+
+def location_at_hand(resolution: Resolution, options: Options) -> str | None:
+    """The location by the overlay's own files, if they are on this host."""
+    entry = resolution.entry
+    if entry.overlay is None:
+        return None
+    from overlay.fingerprint import DigestMemo
+    from overlay.hub import OVERLAY_PATTERNS, open_repo
+    from overlay.planning.location import overlay_identity
+
+    try:
+        overlay = open_repo(
+            entry.overlay,
+            hub=options.hub,
+            offline=True,
+            memo=DigestMemo(None),
+            allow_floating=True,
+            only=OVERLAY_PATTERNS,
+        )
+        return overlay_identity(entry, overlay).location_name
+    except NotHere:
+        return None
