@@ -123,9 +123,9 @@ class PeftConfig(BaseModel):
             if getattr(self, field) not in _NO_EFFECT:
                 raise _unsupported(where, field, getattr(self, field), what)
         if self.layers_pattern and self.layers_to_transform is None:
-            raise _unsupported(where, "layers_pattern", self.layers_pattern, "a pattern without layers_to_transform")
+            raise _contradiction(where, "layers_pattern is set, layers_to_transform is not")
         if isinstance(self.target_modules, str) and self.layers_to_transform is not None:
-            raise _unsupported(where, "layers_to_transform", self.layers_to_transform, "layers of a regular expression")
+            raise _contradiction(where, "layers_to_transform is set, but target_modules is no list")
         self._check_patterns(where)
 
     def _check_patterns(self, where: str) -> None:
@@ -257,6 +257,15 @@ def _check_pattern(pattern: str, field: str, where: str) -> None:
             field=field,
             key=pattern[:200],
         )
+
+
+def _contradiction(where: str, what: str) -> BrokenInput:
+    return BrokenInput(
+        f"{where}: {what}, which PEFT does not allow",
+        code="adapter-spec-invalid",
+        hint="save the adapter again with PEFT, or correct the field",
+        where=where,
+    )
 
 
 def _unsupported(where: str, field: str, value: Any, what: str) -> BrokenInput:
