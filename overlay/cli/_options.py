@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+import overlay
 from overlay.cli._output import Output
 from overlay.cli._types import SIZE
 from overlay.fusion import DEFAULT_RULE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from overlay.materialization.request import Options
 
 __all__ = ["DIRECTORY", "FILE", "Common", "build_options", "common_options", "link_option"]
 
@@ -52,7 +51,7 @@ _BUILD_OPTIONS = (
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
     click.option("--jobs", type=click.IntRange(min=1), help="Worker threads.  [default: what pays on this machine]"),
     click.option(
-        "--memory", type=SIZE, default=2**30, show_default="1GiB", help="Memory to take beside what the device needs."
+        "--memory", type=SIZE, default=2**30, help="Memory to take beside what the device needs.  [default: 1GiB]"
     ),
 )
 
@@ -75,11 +74,9 @@ class Common:
     offline: bool
     output: Output
 
-    def options(self, **choices: Any) -> Options:
+    def options(self, **choices: Any) -> overlay.Options:
         """Everything chosen, as the stages take it."""
-        from overlay.materialization.request import Options
-
-        return Options(
+        return overlay.Options(
             registry=self.registry, cache_root=self.cache_root, hub=self.hub, offline=self.offline, **choices
         )
 

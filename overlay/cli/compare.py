@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+import overlay
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, style
 
@@ -82,9 +83,7 @@ def compare(common: Common, a: Path, b: Path) -> None:
 
     The records, which tell of runs, are left out.
     """
-    from overlay.materialization.compare import compare
-
-    found = compare(a, b)
+    found = overlay.compare(a, b)
     document = Compared(
         identical=found.identical,
         tensors_equal=found.tensors_equal,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import overlay
 from overlay.cli._options import DIRECTORY, Common, common_options
 from overlay.cli._output import format_seconds, style
 from overlay.errors import CheckFailed, InvalidUsage
@@ -60,9 +61,10 @@ class Demonstration:
 @click.option("--keep", type=DIRECTORY, help="Work in this new folder and keep it, to try commands on.")
 @common_options
 def demo(common: Common, keep: Path | None) -> None:
-    """Run the whole job on a tiny made-up checkpoint: resolve, plan, build, verify, bump, compare.
+    """Run the whole job on a tiny made-up checkpoint, step by step.
 
-    It needs no network and no GPU, and leaves nothing behind unless --keep is given.
+    Resolve, plan, build, verify, a bump that only renames, compare. It needs no network and no GPU, and leaves
+    nothing behind unless --keep is given.
     """
     started = time.monotonic()
     with _workplace(keep) as folder, _in_view(common):
@@ -148,10 +150,8 @@ def _run(common: Common, about: str, *args: str, may_differ: bool = False) -> De
 
 def _directory(hub: HubFolder) -> str:
     from overlay.demo.checkpoint import SOURCE_REPO
-    from overlay.materialization.materialize import resolve
-    from overlay.materialization.request import Options
 
-    return str(resolve(SOURCE_REPO, Options(hub=hub.root)).state.tree)
+    return str(overlay.resolve(SOURCE_REPO, overlay.Options(hub=hub.root)).state.tree)
 
 
 @contextlib.contextmanager

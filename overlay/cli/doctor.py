@@ -93,7 +93,11 @@ class Diagnosis:
 @click.command()
 @common_options
 def doctor(common: Common) -> None:
-    """Show what this machine can do: the cache's filesystem, variables in force, versions, devices, the self-test."""
+    """Show what this machine can do, ready to be pasted into a report.
+
+    The cache root and what its filesystem can do, the registry and the variables in force, versions, devices, and
+    whether each passes the self-test of the fuse.
+    """
     from huggingface_hub import constants
 
     from overlay.cache import choose_root

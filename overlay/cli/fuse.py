@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import overlay
 from overlay.cli._options import DIRECTORY, Common, build_options, common_options, link_option
 from overlay.cli._output import columns, format_bytes, format_seconds, style
 from overlay.cli._progress import phases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from overlay.materialization.fuse import Fusion
 
 __all__ = ["FusedAdapter", "FusedFolder", "fuse"]
 
@@ -81,14 +80,12 @@ def fuse(common: Common, base: Path, adapters: tuple[Path, ...], out: Path, dry_
     The new folder holds the fused shards with their index, BASE's JSON, text and licence files, and a record; what
     else BASE has is listed. It appears complete or not at all.
     """
-    from overlay.materialization.fuse import fuse
-
-    found = fuse(base, adapters, out, dry_run=dry_run, phase=phases(common.output), **choices)
+    found = overlay.fuse(base, adapters, out, dry_run=dry_run, phase=phases(common.output), **choices)
     document = _document(found, choices["rule"], dry_run=dry_run)
     common.output.result(document, lambda: _text(document))
 
 
-def _document(found: Fusion, rule: str, *, dry_run: bool) -> FusedFolder:
+def _document(found: overlay.Fusion, rule: str, *, dry_run: bool) -> FusedFolder:
     return FusedFolder(
         path=str(found.path),
         dry_run=dry_run,

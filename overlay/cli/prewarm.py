@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+import overlay
 from overlay.cli._options import Common, build_options, common_options, link_option
 from overlay.cli._output import columns, format_bytes, format_seconds, style
 from overlay.cli._progress import phases
@@ -14,8 +15,7 @@ from overlay.cli._progress import phases
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from overlay.materialization.materialize import Materialization
-    from overlay.materialization.survey import Step, Work
+    from overlay.materialization.survey import Step
 
 __all__ = ["PlannedAdapter", "PlannedFile", "PlannedModel", "PrewarmPlan", "Prewarmed", "PrewarmedModel", "prewarm"]
 
@@ -129,17 +129,15 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     `overlay materialize` is the same command. It does nothing where nothing is to be done. A killed run is taken up
     again by running the same command.
     """
-    from overlay.materialization.materialize import materialize, plan
-
     options = common.options(**choices)
     if dry_run:
-        planned = PrewarmPlan(tuple(_planned(plan(model, options), common) for model in models))
+        planned = PrewarmPlan(tuple(_planned(overlay.plan(model, options), common) for model in models))
         common.output.result(planned, lambda: _plan_text(planned))
         return
     done = Prewarmed(
         tuple(
             _prewarmed(
-                materialize(model, options, phase=phases(common.output), on_wait=common.output.remark),
+                overlay.materialize(model, options, phase=phases(common.output), on_wait=common.output.remark),
             )
             for model in models
         )
@@ -150,7 +148,7 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
             common.output.remark(f"{model.model}: {note}")
 
 
-def _planned(work: Work, common: Common) -> PlannedModel:
+def _planned(work: overlay.Work, common: Common) -> PlannedModel:
     from overlay.cache.probe import filesystem_of
     from overlay.materialization.request import open_cache
 
@@ -183,7 +181,7 @@ def _is_fused(step: Step) -> bool:
     )
 
 
-def _prewarmed(done: Materialization) -> PrewarmedModel:
+def _prewarmed(done: overlay.Materialization) -> PrewarmedModel:
     return PrewarmedModel(
         model=done.model,
         path=str(done.path) if done.path else None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+import overlay
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import Role, columns, style
 from overlay.errors import NotHere
@@ -14,7 +15,6 @@ from overlay.errors import NotHere
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from overlay.materialization.resolve import Resolved
     from overlay.registry import Pin
 
 __all__ = ["PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
@@ -90,12 +90,10 @@ def resolve(common: Common, model: str, only_path: bool) -> None:
     MODEL is a registry key, a local folder or Hub cache path that maps to one, or an overlay folder. No request is
     made and nothing is written.
     """
-    from overlay.materialization.resolve import resolve
-
     if only_path:
         _print_path(common, model)
         return
-    document = _document(common, resolve(model, common.options()))
+    document = _document(common, overlay.resolve(model, common.options()))
     common.output.result(document, lambda: _text(document))
 
 
@@ -108,9 +106,7 @@ def path(common: Common, model: str) -> None:
 
 
 def _print_path(common: Common, model: str) -> None:
-    from overlay.materialization.resolve import resolve
-
-    state = resolve(model, common.options()).state
+    state = overlay.resolve(model, common.options()).state
     if state.name != "present" or state.tree is None:
         why = f": {state.why}" if state.why else ""
         raise NotHere(
@@ -124,7 +120,7 @@ def _print_path(common: Common, model: str) -> None:
     common.output.result(document, lambda: [document.path])
 
 
-def _document(common: Common, found: Resolved) -> ResolvedModel:
+def _document(common: Common, found: overlay.Resolved) -> ResolvedModel:
     resolution, state = found.resolution, found.state
     entry = resolution.entry
     folder = resolution.source_folder

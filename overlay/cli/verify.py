@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+import overlay
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_bytes, style
 from overlay.cli._progress import phases
@@ -63,9 +64,7 @@ class Verified:
 @common_options
 def verify(common: Common, target: str, level: str) -> None:
     """Check that a materialization is what its record says; status 1 when it is not."""
-    from overlay.materialization.verify import verify
-
-    found = verify(_folder(common, target), level, phase=phases(common.output))
+    found = overlay.verify(_folder(common, target), level, phase=phases(common.output))
     document = Verified(
         ok=found.ok,
         path=str(found.path),
@@ -85,11 +84,10 @@ def verify(common: Common, target: str, level: str) -> None:
 def _folder(common: Common, target: str) -> Path:
     """A folder with a record, else what the location of the model of that name leads to."""
     from overlay.materialization.record import RECORD_NAME
-    from overlay.materialization.resolve import resolve
 
     if (Path(target) / RECORD_NAME).is_file():
         return Path(target)
-    state = resolve(target, common.options()).state
+    state = overlay.resolve(target, common.options()).state
     if state.tree is None:
         raise NotHere(
             f"{target}: {state.name}, nothing to verify",
