@@ -61,7 +61,8 @@ def checked(document: Document) -> RegistryFile:
     try:
         return RegistryFile.model_validate(document.data)
     except ValidationError as error:
-        refuse([_problem(document, found["loc"], found) for found in error.errors(include_url=False)])
+        problems = [_problem(document, found["loc"], found) for found in error.errors(include_url=False)]
+        refuse(sorted(problems, key=lambda problem: (problem.line, problem.column)))
 
 
 def _problem(document: Document, loc: tuple[str | int, ...], found: Mapping[str, Any]) -> Problem:
@@ -90,8 +91,6 @@ def _problem(document: Document, loc: tuple[str | int, ...], found: Mapping[str,
         case "literal_error":
             code, message = "schema-version", f"schema_version is {found['input']!r}; this program reads 1"
             hint = "a newer registry needs a newer program"
-        case "too_short":
-            code, message = "empty-list", f"{name} is empty; expected at least one item"
         case kind:
             expected = _EXPECTED.get(kind)
             code, message = "wrong-type", f"{name}: expected {expected}" if expected else f"{name}: {found['msg']}"

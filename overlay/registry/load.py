@@ -40,8 +40,8 @@ def load_registry(
         InvalidRegistry: A file or variable cannot be used as it stands; all problems of one file at once.
     """
     # Imported here: pydantic and the YAML reader take 0.1 s, and most of what imports this package reads no file.
-    from overlay.registry.merge import lay_over  # noqa: PLC0415
-    from overlay.registry.server import apply_server_registry  # noqa: PLC0415
+    from overlay.registry.merge import lay_over
+    from overlay.registry.server import apply_server_registry
 
     cwd = cwd or _working_directory()
     packaged = packaged_registry()
@@ -92,8 +92,8 @@ def _override(flag: Path | None, environ: Mapping[str, str], cwd: Path) -> tuple
 
 
 def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
-    from overlay.registry.explain import checked  # noqa: PLC0415 - as in load_registry
-    from overlay.registry.strict_yaml import parse  # noqa: PLC0415
+    from overlay.registry.explain import checked
+    from overlay.registry.strict_yaml import parse
 
     name = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
     try:

@@ -171,7 +171,7 @@ class _Layer:
 
 
 def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
-    """The recipe with the repo of every place filled in; a place in the source moves with the source to another repo."""
+    """The recipe with every place's repo filled in; a place in the source moves with the source to another repo."""
     if recipe.name != "lora":
         return recipe
     of_source = {None, old_source.repo if old_source else None}

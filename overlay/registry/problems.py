@@ -64,7 +64,7 @@ def refuse(problems: Sequence[Problem], hint: str | None = None) -> NoReturn:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     """``did you mean X?`` for a close match, whatever its case; else None."""
-    import difflib  # noqa: PLC0415 - 7 ms that only an error needs
+    import difflib  # 7 ms that only an error needs
 
     by_lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)

@@ -104,8 +104,8 @@ def _local_source(registry: Registry, entry: Entry, folder: Path) -> Resolution:
 
 def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
     """An overlay folder names its source itself; the rest comes from the registry where that knows the source."""
-    from overlay.formats.files import Folder  # noqa: PLC0415 - only overlay folders need it
-    from overlay.formats.manifest import read_manifest  # noqa: PLC0415 - as above
+    from overlay.formats.files import Folder
+    from overlay.formats.manifest import read_manifest
 
     manifest = read_manifest(Folder(folder))
     key = _source_model_id(folder, manifest.source_model_id)
@@ -137,7 +137,7 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
 
 
 def _source_model_id(folder: Path, found: str | None) -> str:
-    from overlay.registry.schema import check_repo  # noqa: PLC0415 - pydantic is slow to import
+    from overlay.registry.schema import check_repo  # pydantic is slow to import
 
     try:
         return check_repo(found or "")
@@ -151,7 +151,7 @@ def _source_model_id(folder: Path, found: str | None) -> str:
 
 
 def _told_pin(repo: str, revision: str) -> Pin:
-    from overlay.registry.schema import check_commit  # noqa: PLC0415 - pydantic is slow to import
+    from overlay.registry.schema import check_commit  # pydantic is slow to import
 
     try:
         return Pin(repo, check_commit(revision))

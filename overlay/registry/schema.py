@@ -166,12 +166,18 @@ class VdnH3Fields(Fields):
     stage: FolderName
 
 
+def _check_adapters(adapters: tuple[Place, ...]) -> tuple[Place, ...]:
+    if not adapters:
+        raise _wrong("empty-list", "adapters is empty; expected at least one")
+    return adapters
+
+
 class LoraFields(Fields):
     """A base checkpoint with LoRA adapters folded in, in order; everything else of the source is carried over."""
 
     name: Literal["lora"]
     base: Place
-    adapters: Annotated[tuple[Place, ...], Field(min_length=1)]
+    adapters: Annotated[tuple[Place, ...], AfterValidator(_check_adapters)]
 
 
 class MappingsFields(Fields):
