@@ -16,6 +16,7 @@ import re
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,12 +28,13 @@ from hub_content import Content
 from hub_faults import Fault, parse_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from typing import Self
 
     from hub_content import Entry
 
 CHUNK = 1 << 18
+AGENTS = "/api/agent-harnesses"  # asked by the client once a day, for its user agent; neither faulted nor remembered
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>tree|revision)/(?P<revision>[^/]+))?")
 RESOLVE = re.compile(r"/(?P<cdn>cdn/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 
@@ -103,8 +105,9 @@ class HubServer:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
-        self._http.daemon_threads = True
+        self._idle = threading.Condition(self._lock)
+        self._in_flight = 0
+        self._http = _Listener(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
         self._thread: threading.Thread | None = None
 
     @property
@@ -143,14 +146,27 @@ class HubServer:
         with self._lock:
             return next((fault for fault in self.faults if fault.strikes(method, path)), Fault())
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around the answer to a request."""
+        with self._lock:
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                self._idle.notify_all()
+
     def log(self, request: Request) -> None:
         """Remember a request."""
         with self._lock:
             self.requests.append(request)
 
     def asked(self, method: str = "*", path: str = "*") -> list[Request]:
-        """The requests so far that match, oldest first."""
+        """The requests so far that match, oldest first; those in flight get a second to end."""
         with self._lock:
+            self._idle.wait_for(lambda: not self._in_flight, timeout=1)
             return [
                 request
                 for request in self.requests
@@ -162,16 +178,26 @@ class HubServer:
         return sum(request.payload for request in self.asked())
 
 
+class _Listener(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that went away; that is what they are tested for."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        self._serve()
+        with self.hub.answering():
+            self._serve()
 
     def do_HEAD(self) -> None:
-        self._serve()
+        self.do_GET()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
         """Keep quiet; the server has a log of its own."""
@@ -179,6 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self) -> None:
         parts = urlsplit(self.path)
         path = unquote(parts.path)
+        if path == AGENTS:
+            self._send(_json({"standardEnvVars": [], "harnesses": {}}), Fault())
+            return
         fault = self.hub.strike(self.command, path)
         time.sleep(fault.delay)
         if fault.redirect is not None:

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from http import HTTPStatus
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
+import httpx2
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but re-exported without "as"
     build_hf_headers,
@@ -22,7 +24,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 
 from overlay.errors import BrokenInput, Refused, TryAgain
 from overlay.hub.explain import explained
-from overlay.hub.hub_cache import BRANCH
+from overlay.hub.hub_cache import BRANCH, COMMIT, endpoint
 from overlay.hub.trees import tree_from_listing
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["download", "list_tree", "read_range", "resolve_branch"]
 
 _WORKERS = 8
+_TRIES = 3  # for a range; downloads are resumed by the client
 _MAX_PAGES = 1000  # of 1000 files each; an endless listing is no listing
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve_branch(repo: str) -> str:
@@ -45,12 +47,15 @@ def resolve_branch(repo: str) -> str:
         OverlayError: As ``explained``.
     """
     with explained(repo, BRANCH):
-        commit = HfApi().model_info(repo, revision=BRANCH, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).sha
-    if commit is None or not _COMMIT.fullmatch(commit):
+        try:
+            commit = HfApi().model_info(repo, revision=BRANCH, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).sha
+        except (JSONDecodeError, KeyError, TypeError):  # an answer, but not that of a Hub
+            commit = None
+    if commit is None or not COMMIT.fullmatch(commit):
         raise Refused(
-            f"{repo}@{BRANCH}: the Hub names the commit {commit!r}, expected 40 hex digits",
+            f"{repo}@{BRANCH}: {endpoint()} names the commit {commit!r}, expected 40 hex digits",
             code="not-a-hub",
-            hint="check that HF_ENDPOINT points to a Hub",
+            hint="check that HF_ENDPOINT points to a Hub, and that no proxy or login page answers in its place",
             repo=repo,
         )
     return commit
@@ -102,19 +107,29 @@ def read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> by
     """
     if nbytes == 0:
         return b""
+    with explained(repo, commit, path):
+        for _ in range(_TRIES - 1):
+            with suppress(httpx2.TransportError):
+                return _read_range(repo, commit, path, start, nbytes)
+        return _read_range(repo, commit, path, start, nbytes)
+
+
+def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> bytes:
     url = hf_hub_url(repo, path, revision=commit)
     headers = build_hf_headers() | {"Range": f"bytes={start}-{start + nbytes - 1}", "Accept-Encoding": "identity"}
-    with explained(repo, commit, path):
-        request = http_stream_backoff("GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-        with request as response:
-            hf_raise_for_status(response)
-            # An endpoint may ignore the range and send the file from its start.
-            skip = start if response.status_code == HTTPStatus.OK else 0
-            data = bytearray()
-            for chunk in response.iter_bytes():
-                data += chunk
-                if len(data) >= skip + nbytes:
-                    break
+    # The client retries by status only: its retries by exception cannot cope with one that comes from the body.
+    request = http_stream_backoff(
+        "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, retry_on_exceptions=()
+    )
+    data = bytearray()
+    with request as response:
+        hf_raise_for_status(response)
+        # An endpoint may ignore the range and send the file from its start.
+        skip = start if response.status_code == HTTPStatus.OK else 0
+        for chunk in response.iter_bytes():
+            data += chunk
+            if len(data) >= skip + nbytes:
+                break
     if len(data) < skip + nbytes:
         raise TryAgain(
             f"{repo}@{commit[:12]}/{path}: {len(data)} bytes came, expected {nbytes} from offset {start}",

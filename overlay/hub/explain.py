@@ -48,7 +48,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
     except OverlayError:
         raise
     except Exception as error:
-        explanation = next((found for cause in _chain(error) if (found := _explain(cause, at, repo, revision))), None)
+        explanation = next((found for cause in _causes(error) if (found := _explain(cause, at, repo, revision))), None)
         if explanation is None:
             raise
         explanation.data |= {"repo": repo, "revision": revision, "path": path, "endpoint": endpoint()}
@@ -66,12 +66,12 @@ def _check_token(at: str) -> None:
         )
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what caused it; the client wraps what it could not get around."""
+def _causes(error: BaseException, *, implied: bool = False) -> Iterator[BaseException]:
+    """The error and what it was raised from; ``implied``: also what was being handled when it was raised."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
-        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+        cause = cause.__cause__ or (cause.__context__ if implied else None)
 
 
 def _explain(  # noqa: C901, PLR0911, PLR0912  # one line a kind
@@ -176,7 +176,7 @@ def _no_metadata(error: BaseException, at: str) -> Refused:
 
 
 def _no_connection(error: BaseException, at: str) -> TryAgain:
-    if any(isinstance(cause, socket.gaierror) for cause in _chain(error)):
+    if any(isinstance(cause, socket.gaierror) for cause in _causes(error, implied=True)):
         host = urlsplit(endpoint()).hostname
         hint = "check the spelling of HF_ENDPOINT, DNS and the network; without one: --offline or --hub DIR"
         return TryAgain(f"{at}: the name {host} of {_source()} does not resolve", code="name-not-resolved", hint=hint)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from overlay.errors import InvalidUsage, NotHere
 from overlay.formats.files import Folder
 from overlay.formats.local import file_stat
+from overlay.hub.hub_cache import COMMIT
 from overlay.hub.repo import matches
 from overlay.registry import LOCAL
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from overlay.registry import Pin
 
 __all__ = ["FolderRepo", "open_in_hub_folder"]
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class FolderRepo(Folder):
@@ -123,4 +121,4 @@ def open_in_hub_folder(hub: Path, pin: Pin, memo: DigestMemo, only: Sequence[str
 
 def _revision_of(folder: Path) -> str:
     """The commit that the folder is named for, also through a link ``main`` to it."""
-    return next((path.name for path in (folder, folder.resolve()) if _COMMIT.fullmatch(path.name)), LOCAL)
+    return next((path.name for path in (folder, folder.resolve()) if COMMIT.fullmatch(path.name)), LOCAL)

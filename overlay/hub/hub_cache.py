@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants
 
-__all__ = ["BRANCH", "endpoint", "is_offline", "storage_folder"]
+__all__ = ["BRANCH", "COMMIT", "endpoint", "is_offline", "storage_folder"]
 
 BRANCH = "main"
 """The branch that a floating pin stands for."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""What names a commit."""
 
 
 def storage_folder(repo: str) -> Path:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, NotHere, OverlayError, Refused, TryAgain
 from overlay.fingerprint import git_blob_digest
-from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE
+from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE, Folder
 from overlay.formats.header import needed_prefix, parse_header, read_header
 from overlay.formats.lfs import refuse_pointer
 from overlay.formats.local import open_file, read_span
-from overlay.hub.hub_cache import BRANCH, is_offline, storage_folder
+from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline, storage_folder
 from overlay.hub.repo import matches, no_such_file
 from overlay.hub.trees import read_cached_tree, snapshot_tree, write_atomically, write_tree
 
@@ -61,11 +61,11 @@ class HubRepo:
         """Why the Hub has this commit no more, if only the cached copy is left."""
         self._memo = memo
         self._headers: dict[str, Header] = {}
-        self._tree = {path: file for path, file in self._find_tree().items() if matches(path, only)}
+        self._tree = {path: file for path, file in sorted(self._find_tree().items()) if matches(path, only)}
 
     def paths(self) -> Sequence[str]:
         """Every file that counts, sorted."""
-        return sorted(self._tree)
+        return list(self._tree)
 
     def size(self, path: str) -> int:
         """Bytes of a file, by the listing."""
@@ -117,7 +117,7 @@ class HubRepo:
             if self._offline or self.lost:
                 raise self._not_here(missing)
             missing.sort(key=lambda path: (-self.size(path), path))
-            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+            from overlay.hub import client  # the network stack, only where a request is made
 
             client.download(self.repo, self.revision, missing, progress)
         found = {path: self.local(path) for path in paths}
@@ -186,11 +186,13 @@ class HubRepo:
 
     def extras(self) -> tuple[str, ...]:
         """Files in the snapshot's folder that do not count here: another program may have fetched more."""
-        return tuple(path for path in snapshot_tree(self.snapshot) or () if path not in self._tree)
+        if not self.snapshot.is_dir():
+            return ()
+        return tuple(path for path in Folder(self.snapshot).paths() if path not in self._tree)
 
     def _read(self, path: str, start: int, nbytes: int) -> bytes:
         if self.local(path) is None and not (self._offline or self.lost):
-            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+            from overlay.hub import client  # the network stack, only where a request is made
 
             return client.read_range(self.repo, self.revision, path, start, nbytes)
         with open_file(self._need(path)) as (descriptor, _):
@@ -223,7 +225,7 @@ class HubRepo:
     def _find_tree(self) -> Tree:
         tree = read_cached_tree(self._storage, self.revision)
         if tree is None and not self._offline:
-            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+            from overlay.hub import client  # the network stack, only where a request is made
 
             try:
                 tree = client.list_tree(self.repo, self.revision)
@@ -247,14 +249,14 @@ class HubRepo:
     def _commit_of_branch(self) -> str:
         ref = self._storage / "refs" / BRANCH
         if not self._offline:
-            from overlay.hub import client  # noqa: PLC0415  # the network stack, only where a request is made
+            from overlay.hub import client  # the network stack, only where a request is made
 
             commit = client.resolve_branch(self.repo)
             with suppress(OSError):  # a cache that cannot be written does without
                 write_atomically(ref, commit)
             return commit
         commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else ""
-        if not commit:
+        if not COMMIT.fullmatch(commit):
             raise NotHere(
                 f"{self.repo}: floats, and no commit of {BRANCH} is in the Hub's cache",
                 code="not-cached",

@@ -57,7 +57,7 @@ def open_repo(
     """Open a repo at its pin.
 
     Args:
-        pin: The repo; a folder where its revision is ``local``.
+        pin: The repo; where its revision is ``local``, a folder, which is used whole.
         hub: Folder that stands for the Hub: ``<org>/<name>/<revision>/…``.
         offline: Make no request.
         memo: Remembers the digests of local files.

@@ -7,13 +7,14 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
+import hub_server
 import pytest
 from hub_server import HubServer
 from huggingface_hub import get_cached_repo_tree
 from support.hubs import add_repo, client_of, commit, shard
 from support.tensors import entry, raw_file
 
-from overlay.errors import BrokenInput, NotHere, TryAgain
+from overlay.errors import BrokenInput, NotHere, Refused, TryAgain
 from overlay.fingerprint import git_blob_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.hub import client
@@ -211,7 +212,7 @@ def test_downloads_several_files_at_once(world: World) -> None:
 def test_the_first_failure_stops_the_other_downloads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that wait for their turn are not begun, and those under way end at their next chunk."""
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100_000)
-    files = {f"{i:02}.safetensors": shard("a", nbytes=3_000_000 - i) for i in range(20)}
+    files = {f"{i:02}.safetensors": shard("a", nbytes=1_000_000 - i) for i in range(20)}
     add_repo(world.hub, "org/many", commit("a"), files)
     world.server.fault(method="GET", path="*/00.safetensors", status=403)
     world.server.fault(method="GET", path="*/resolve/*", chunk_delay=0.05)
@@ -300,6 +301,16 @@ def test_a_floating_pin_is_resolved_once(world: World) -> None:
     assert [r.path for r in world.server.asked("*", "*main*")] == ["/api/models/org/base/revision/main"]
     assert all(commit("a") in r.path for r in world.server.asked()[1:])
     assert world.open(revision=None, offline=True).revision == commit("a")
+
+
+def test_a_branch_that_leads_to_no_commit_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A login page in place of the Hub, or a made-up commit, is not followed."""
+    monkeypatch.setattr(hub_server, "_json", lambda _document: hub_server._Answer(200, body=b"<html>log in</html>"))
+
+    with pytest.raises(Refused, match="expected 40 hex digits") as caught:
+        world.open(revision=None)
+
+    assert caught.value.code == "not-a-hub"
 
 
 def test_the_token_goes_to_the_endpoint_and_nowhere_else(

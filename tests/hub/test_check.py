@@ -1,0 +1,100 @@
+"""Downloaded bytes against the Hub's digests."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import pytest
+from support.hubs import add_repo, commit
+
+from overlay.errors import BrokenInput
+from overlay.fingerprint import DigestMemo, git_blob_digest
+from overlay.hub import check_sha256
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import World
+
+pytestmark = pytest.mark.no_torch
+
+ONE = "unet/one.safetensors"
+TWO = "unet/two.safetensors"
+
+
+class Counting(DigestMemo):
+    """Counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.asked: list[Path] = []
+
+    def sha256(self, path: Path) -> str:
+        self.asked.append(path)
+        return super().sha256(path)
+
+
+def test_good_files_pass(world: World) -> None:
+    """LFS files by sha256, small ones by git's digest."""
+    repo = world.open()
+    memo = Counting()
+
+    files = repo.fetch(repo.paths(), None)
+
+    assert check_sha256(repo, files, memo).result(10) is None
+    assert sorted(memo.asked) == sorted([files[ONE], files[TWO]])
+
+
+@pytest.mark.parametrize("path", [TWO, "README.md"])
+def test_a_flipped_byte_names_file_digests_and_fix(world: World, path: str) -> None:
+    """Right size, wrong bytes: the file, both digests and the blob to remove are named; nothing is deleted."""
+    world.server.fault(method="GET", path=f"*{path}", flip=3)
+    repo = world.open()
+    files = repo.fetch([ONE, path], None)
+
+    with pytest.raises(BrokenInput) as caught:
+        check_sha256(repo, files, DigestMemo(None)).result(10)
+
+    data = files[path].read_bytes()
+    found = f"sha256:{hashlib.sha256(data).hexdigest()}" if path == TWO else git_blob_digest(data)
+    assert caught.value.data["files"] == {path: {"found": found, "expected": repo.digest(path)}}
+    assert f"org/base@aaaaaaaaaaaa/{path}" in caught.value.message
+    assert caught.value.message.count(found) == caught.value.message.count(repo.digest(path)) == 1
+    assert (caught.value.hint or "").endswith(f"rm {files[path]}")
+    assert files[path].exists()
+
+
+def test_the_name_of_a_blob_is_not_believed(world: World) -> None:
+    """The blob is still named for the right sha256; its content decides."""
+    repo = world.open()
+    files = repo.fetch([ONE], None)
+    assert files[ONE].name == repo.digest(ONE).removeprefix("sha256:")
+    files[ONE].write_bytes(bytes(repo.size(ONE)))
+
+    with pytest.raises(BrokenInput):
+        check_sha256(repo, files, DigestMemo(None)).result(10)
+
+
+def test_one_inode_is_read_once(world: World) -> None:
+    """Two paths with one blob cost one pass."""
+    content = (world.hub / "org/base" / commit("a") / ONE).read_bytes()
+    add_repo(world.hub, "org/base", commit("a"), {"copy.safetensors": content})
+    repo = world.open()
+    memo = Counting()
+
+    files = repo.fetch([ONE, "copy.safetensors"], None)
+    check_sha256(repo, files, memo).result(10)
+
+    assert files[ONE] == files["copy.safetensors"]
+    assert memo.asked == [files[ONE]]
+
+
+def test_a_file_that_vanished_is_the_result(world: World) -> None:
+    """Whatever happens on the thread arrives where the result is awaited."""
+    repo = world.open()
+    files = repo.fetch([ONE], None)
+    files[ONE].unlink()
+
+    with pytest.raises(FileNotFoundError):
+        check_sha256(repo, files, DigestMemo(None)).result(10)
