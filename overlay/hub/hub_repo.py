@@ -112,7 +112,7 @@ class HubRepo:
             NotHere: Offline, and some are not cached; all of them are named.
             OverlayError: As ``explain.explained``.
         """
-        missing = [path for path in paths if self.local(path) is None]
+        missing = [path for path in dict.fromkeys(paths) if self.local(path) is None]
         if missing:
             if self._offline or self.lost:
                 raise self._not_here(missing)
