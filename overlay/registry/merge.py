@@ -159,12 +159,15 @@ class _Layer:
         if below is None:
             return ()
         place = self.document.problem(("models", self.model), "", "").place
-        pairs = {
+        pairs: dict[str, tuple[object, object]] = {
             "source": (below.source, entry.source),
             "overlay": (below.overlay, entry.overlay),
             "needs": (_listed(below.needs), _listed(entry.needs)),
             "recipe": (_described(below.recipe), _described(entry.recipe)),
         }
+        if below.overlay == entry.overlay:  # else it is plain that what was known of the old overlay is gone
+            pairs["fingerprint"] = (below.overlay_fingerprint, entry.overlay_fingerprint)
+            pairs["materializer_version"] = (below.materializer_version, entry.materializer_version)
         return tuple(
             f"{name} {new} replaces {old or 'none'} ({place})" for name, (old, new) in pairs.items() if old != new
         )
@@ -184,9 +187,17 @@ def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
 
 
 def _listed(needs: tuple[Need, ...]) -> str:
-    return ", ".join(f"{need.pin} ({', '.join(need.components)})" for need in needs)
+    return ", ".join(f"{need.pin} ({', '.join(need.components) or 'as the recipe names'})" for need in needs)
 
 
 def _described(recipe: Recipe) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in recipe.options.items())
-    return f"{recipe.name} ({options})" if options else recipe.name
+    match recipe.options:
+        case {"base": base, "adapters": adapters}:
+            return f"{recipe.name} ({_placed(base)} + {' + '.join(_placed(adapter) for adapter in adapters)})"
+        case {"stage": stage}:
+            return f"{recipe.name} ({stage})"
+    return recipe.name
+
+
+def _placed(place: Mapping[str, str]) -> str:
+    return f"{place['repo']}/{place['path']}".rstrip("/")

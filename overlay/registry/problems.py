@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Problem", "did_you_mean", "refuse"]
 
+MAX_SHOWN = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -39,27 +41,28 @@ class Problem:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.message}"
+        return f"{self.place}: {_printable(self.message)}"
 
 
-def refuse(problems: Sequence[Problem], hint: str | None = None) -> NoReturn:
-    """Raise one error that holds all problems: one a line, each with its own hint.
-
-    Args:
-        problems: At least one.
-        hint: What to do where the file itself may be the wrong one.
-    """
-    lines = [str(problem) + (f"\n  {problem.hint}" if problem.hint else "") for problem in problems]
+def refuse(problems: Sequence[Problem]) -> NoReturn:
+    """Raise one error that holds all problems (at least one): one a line, each with its own hint."""
+    lines = [str(problem) + (f"\n  {_printable(problem.hint)}" if problem.hint else "") for problem in problems]
     codes = {problem.code for problem in problems}
     raise InvalidRegistry(
         str(problems[0]) if len(problems) == 1 else "\n".join(lines),
         code=codes.pop() if len(codes) == 1 else "invalid-registry",
-        hint=(problems[0].hint if len(problems) == 1 else None) or hint,
+        hint=_printable(problems[0].hint) if len(problems) == 1 and problems[0].hint else None,
         problems=[
             {"file": p.file, "line": p.line, "column": p.column, "code": p.code, "message": p.message, "hint": p.hint}
             for p in problems
         ],
     )
+
+
+def _printable(text: str) -> str:
+    """Text out of a file as one line for a terminal: no control characters, and not endless."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

@@ -89,9 +89,16 @@ def _check_fingerprint(fingerprint: str) -> str:
 
 
 def _check_reason(reason: str) -> str:
-    if not reason.strip() or reason.strip().lower() in ("true", "yes", "on"):
+    text = " ".join(reason.split())
+    if not text or text.lower() in ("true", "yes", "on"):
         raise _wrong("no-reason", "floating needs the reason why there is no commit", 'floating: "<reason>"')
-    return reason
+    return _check_printable(text)
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise _wrong("not-printable", f"{text!r} has control characters")
+    return text
 
 
 def _check_path(path: str) -> str:
@@ -114,6 +121,7 @@ def _check_folder(folder: str) -> str:
 RepoId = Annotated[str, AfterValidator(check_repo)]
 Commit = Annotated[str, AfterValidator(check_commit)]
 Fingerprint = Annotated[str, AfterValidator(_check_fingerprint)]
+Word = Annotated[str, AfterValidator(_check_printable)]
 Reason = Annotated[str, AfterValidator(_check_reason)]
 PlacePath = Annotated[str, AfterValidator(_check_place)]
 FolderName = Annotated[str, AfterValidator(_check_folder)]
@@ -143,7 +151,7 @@ class OverlayFields(PinFields):
     """The overlay repo, and what is known of its manifest and its metadata files."""
 
     fingerprint: Fingerprint | None = None
-    materializer_version: str | None = None
+    materializer_version: Word | None = None
 
 
 class NeedFields(PinFields):

@@ -135,7 +135,8 @@ class _Reader:
     def overlay(self, model: str, given: Mapping[str, str]) -> OverlayFields:
         repo = given["overlay_repo_id"]
         folder = self.cwd / repo
-        if folder.is_dir():  # as the server: an existing path is used in place
+        # As the server: an existing path is used in place. os.path, because any text may stand there.
+        if os.path.isdir(folder):  # noqa: PTH112
             # No validation: a registry file cannot name a folder, this variable can.
             return OverlayFields.model_construct(repo=os.path.abspath(folder), revision=LOCAL)  # noqa: PTH100 - keeps links
         self.checked(model, check_repo, repo)

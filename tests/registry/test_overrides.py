@@ -10,7 +10,10 @@ from support.registries import ENTRY, VDN, A, B, C, D, load_text, registry_text
 
 from overlay.errors import InvalidRegistry
 from overlay.registry import Pin, load_registry
+from overlay.registry.explain import checked
 from overlay.registry.load import packaged_registry
+from overlay.registry.merge import lay_over
+from overlay.registry.strict_yaml import parse
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +112,14 @@ def test_new_fingerprint_is_taken(tmp_path: Path) -> None:
     assert load_text(tmp_path, text).entries[VDN].overlay_fingerprint == "f" * 64
 
 
+def test_fingerprint_alone_is_named(tmp_path: Path) -> None:
+    """What is said of the same overlay moves the location, so its change is named too."""
+    text = registry_text(f"  {VDN}:\n    overlay: {{fingerprint: {'f' * 64}, materializer_version: v2}}\n")
+    notes = load_text(tmp_path, text).replaced[VDN]
+    assert notes[0].startswith(f"fingerprint {'f' * 64} replaces 41b00cec")
+    assert notes[1].startswith("materializer_version v2 replaces v1")
+
+
 def test_floating_replaces_a_pin_and_is_replaced_by_one(tmp_path: Path) -> None:
     """Commit and reason are one field: giving the one removes the other."""
     text = registry_text(
@@ -165,14 +176,15 @@ def test_place_in_the_source_moves_with_it(tmp_path: Path) -> None:
     recipe: {{name: lora, base: {{path: transformer}}, adapters: [{{repo: acme/adapter}}]}}
 """
     )
-    from overlay.registry.explain import checked
-    from overlay.registry.merge import lay_over
-    from overlay.registry.strict_yaml import parse
-
     entries = load_text(tmp_path, lora).entries
     moved = registry_text(f"  acme/turbo:\n    source: {{repo: acme/mirror, revision: {C}}}\n")
     document = parse(moved.encode(), "upper.yaml")
-    upper, _ = lay_over(entries, checked(document).models, document, "upper.yaml")
+    upper, replaced = lay_over(entries, checked(document).models, document, "upper.yaml")
+    recipe = "lora (acme/{}/transformer + acme/adapter)"
+    assert replaced["acme/turbo"] == (
+        "source acme/mirror@cccccccccccc replaces acme/turbo@aaaaaaaaaaaa (upper.yaml:3:3)",
+        f"recipe {recipe.format('mirror')} replaces {recipe.format('turbo')} (upper.yaml:3:3)",
+    )
     assert upper["acme/turbo"].recipe.options == {
         "base": {"repo": "acme/mirror", "path": "transformer"},
         "adapters": [{"repo": "acme/adapter", "path": ""}],

@@ -70,6 +70,12 @@ def test_entry_with_everything(tmp_path: Path) -> None:
     assert entry.server is None
 
 
+def test_folded_reason_is_one_line(tmp_path: Path) -> None:
+    """A reason over several lines is one sentence."""
+    text = VALID.replace(f"revision: {A}", "floating: >\n        nobody has\n        pinned it")
+    assert load_text(tmp_path, text).entries["acme/model"].source == Pin("acme/model", None, "nobody has pinned it")
+
+
 def test_lora_entry(tmp_path: Path) -> None:
     """A lora needs no overlay; its places name their repo, the source's by default, and the root by default."""
     text = registry_text(
@@ -159,6 +165,22 @@ CASES = {
     "no overlay repo": ("      repo: acme/overlay\n", "", "missing-key", "6:5", "overlay has no repo", ""),
     "pinned and floating": (A, f"{A}\n      floating: why", "pinned-and-floating", "4:5", "both given", "remove one"),
     "floating without reason": (f"revision: {A}", "floating: true", "no-reason", "5:7", "reason", "<reason>"),
+    "floating with an escape": (
+        f"revision: {A}",
+        'floating: "a\\e[0m"',
+        "not-printable",
+        "5:7",
+        "control characters",
+        "",
+    ),
+    "version with an escape": (
+        f"revision: {B}",
+        f'revision: {B}\n      materializer_version: "\\a"',
+        "not-printable",
+        "9:7",
+        "control characters",
+        "",
+    ),
     "recipe unknown": ("mappings", "vdn-h4", "unknown-recipe", "10:7", "no recipe vdn-h4", "vdn-h3, lora"),
     "recipe without name": ("name: mappings", "stage: x", "unknown-recipe", "9:5", "the recipe has no name", "lora"),
     "recipe without option": ("mappings", "vdn-h3", "missing-key", "9:5", "stage is missing", ""),
@@ -306,3 +328,11 @@ def test_misspelt_model_of_an_override_is_named(tmp_path: Path) -> None:
     assert "recipe is missing" in str(error)
     assert error.hint is not None
     assert error.hint.startswith("did you mean OpenVDN/vdn-minimax-h3?")
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    """A key with an escape sequence is shown escaped, a long value is cut."""
+    error = refused(tmp_path, VALID.replace("source:", '"so\\e[31murce":').replace(A, "x" * 5000))
+    assert "unknown key so\\x1b[31murce" in str(error)
+    assert "\x1b" not in str(error) + (error.hint or "")
+    assert len(refused(tmp_path, VALID.replace(A, "x" * 5000)).message) < 1100
