@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # What each command prints with --json.
 DOCUMENTS: dict[str, type] = {
     "cache-gc": cache.Removed,
+    "cache-info": cache.CacheDetails,
     "cache-ls": cache.CacheListing,
     "cache-rm": cache.Removed,
     "compare": compare.Compared,

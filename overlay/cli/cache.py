@@ -13,13 +13,16 @@ import click
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_age, format_bytes, style
 from overlay.cli._types import AGE, SIZE
+from overlay.errors import BrokenInput, InvalidUsage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from overlay.cache.collecting import Removal
+    from overlay.cache.listing import TreeInfo
 
-__all__ = ["CacheListing", "CachedModel", "Removed", "cache"]
+__all__ = ["CacheDetails", "CacheListing", "CachedModel", "Removed", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,27 @@ class CacheListing:
     root: str
     decided_by: str
     models: tuple[CachedModel, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDetails:
+    """What ``overlay cache info`` prints.
+
+    Attributes:
+        files: Number of its files.
+        frees: Bytes that removing it gives back.
+        held_outside: Bytes that it does not, because the inodes have names outside the cache.
+        pins: Repos and commits that it was built from, by its record.
+        rule: Numeric rule that it was built by; null where the record cannot be read.
+    """
+
+    root: str
+    materialization: CachedModel
+    files: int
+    frees: int
+    held_outside: int
+    pins: tuple[str, ...]
+    rule: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +113,7 @@ def list_models(common: Common) -> None:
     from overlay.cache.listing import ls
 
     root = choose_root(common.cache_root, os.environ)
-    models = tuple(
-        CachedModel(
-            tree.model,
-            tree.name,
-            str(tree.path),
-            tree.locations,
-            tree.size,
-            _iso(tree.created),
-            _iso(tree.last_used),
-        )
-        for tree in ls(root)
-    )
+    models = tuple(_cached(tree) for tree in ls(root))
     listing = CacheListing(str(root.path), root.decided_by, models)
 
     def text() -> Iterator[str]:
@@ -110,6 +123,36 @@ def list_models(common: Common) -> None:
         yield from columns(rows) or ["  nothing is materialized here"]
 
     common.output.result(listing, text)
+
+
+@cache.command()
+@click.argument("target")
+@common_options
+def info(common: Common, target: str) -> None:
+    """Show one materialization: what it was built from, and what removing it really frees.
+
+    TARGET is a location, a tree, a model, or the path of one of the first two.
+    """
+    from overlay.cache import choose_root
+    from overlay.cache.collecting import rm
+    from overlay.cache.listing import find
+
+    root = choose_root(common.cache_root, os.environ)
+    trees = find(root, target)[0]
+    if len(trees) != 1:
+        names = ", ".join(tree.name for tree in trees) or "another location leads to the same tree"
+        raise InvalidUsage(
+            f"{target}: {len(trees)} trees, expected one ({names})",
+            code="ambiguous-target",
+            hint="name one of the trees that overlay cache ls --json lists",
+            target=target,
+        )
+    tree, removal = trees[0], rm(root, [trees[0].name], dry_run=True)
+    pins, rule = _provenance(tree.path)
+    details = CacheDetails(
+        str(root.path), _cached(tree), len(tree.files), removal.frees, removal.held_outside, pins, rule
+    )
+    common.output.result(details, lambda: _details_text(details))
 
 
 @cache.command()
@@ -138,6 +181,43 @@ def gc(common: Common, max_size: int | None, max_age: int | None, dry_run: bool)
     root = choose_root(common.cache_root, os.environ)
     removal = gc(root, max_size=max_size, max_age=max_age, dry_run=dry_run)
     _print_removal(common, removal, str(root.path), dry_run=dry_run)
+
+
+def _cached(tree: TreeInfo) -> CachedModel:
+    return CachedModel(
+        tree.model, tree.name, str(tree.path), tree.locations, tree.size, _iso(tree.created), _iso(tree.last_used)
+    )
+
+
+def _provenance(tree: Path) -> tuple[tuple[str, ...], str | None]:
+    """Pins and rule of a record; nothing where it cannot be read, which `overlay verify` explains."""
+    from overlay.materialization.record import read_record
+
+    try:
+        record = read_record(tree) or {}
+    except BrokenInput:
+        record = {}
+    pins = record.get("pins") or {}
+    repos = [pins.get("source"), pins.get("overlay"), *pins.get("needs", ())]
+    return tuple(f"{repo['repo']}@{repo['revision']}" for repo in repos if repo), record.get("rule")
+
+
+def _details_text(found: CacheDetails) -> Iterator[str]:
+    model = found.materialization
+    yield style(model.model or model.tree, "strong")
+    rows = [["directory", model.path]]
+    rows += [["location", name] for name in model.locations] or [["location", "none: a superseded generation"]]
+    rows += [["from", pin] for pin in found.pins]
+    if found.rule:
+        rows.append(["rule", found.rule])
+    held = f", {format_bytes(found.held_outside)} stay: they have names outside the cache" if found.held_outside else ""
+    rows += [
+        ["size", f"{format_bytes(model.size)} in {found.files} files"],
+        ["removing", f"frees {format_bytes(found.frees)}{held}"],
+        ["created", model.created],
+        ["last used", model.last_used],
+    ]
+    yield from columns(rows)
 
 
 def _row(model: CachedModel) -> list[str]:

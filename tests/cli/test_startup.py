@@ -1,0 +1,42 @@
+"""What the commands that people type most do not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.no_torch
+
+# Everything that is slow to import and that no query needs. Of huggingface_hub only the constants are allowed.
+CODE = """
+import sys
+from overlay.cli._main import run
+status = run(sys.argv[1:])
+hub = {name for name in sys.modules if name.startswith("huggingface_hub")} - {
+    "huggingface_hub", "huggingface_hub.constants"}
+heavy = set("torch numpy safetensors httpx2 requests tqdm hf_xet filelock fsspec".split()) & set(sys.modules)
+print(status, sorted(hub | heavy))
+"""
+MODEL = "OpenVDN/vdn-minimax-h3"
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["prewarm", "--help"], 0),
+        (["resolve", MODEL], 0),
+        (["resolve", MODEL, "--json"], 0),
+        (["path", MODEL], 3),
+        (["cache", "ls"], 0),
+    ],
+    ids=str,
+)
+def test_queries_import_nothing_heavy(args: list[str], status: int) -> None:
+    """Help, resolve, path and cache ls import neither torch nor the Hub client's network stack."""
+    done = subprocess.run([sys.executable, "-c", CODE, *args], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == f"{status} []"

@@ -1,0 +1,44 @@
+"""The tiny made-up hub of the demo, with a registry for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.cli import demo
+from overlay.demo.checkpoint import SOURCE_REPO, HubFolder, write_hub
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["MODEL", "World", "make_world"]
+
+MODEL = SOURCE_REPO
+
+
+@dataclass(frozen=True)
+class World:
+    """A hub, a registry for it and a cache root, below one folder."""
+
+    root: Path
+    hub: HubFolder
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a user would export."""
+        return {
+            "OVERLAY_HUB": str(self.hub.root),
+            "OVERLAY_CACHE_ROOT": str(self.cache),
+            "OVERLAY_REGISTRY": str(self.root / "registry.yaml"),
+        }
+
+
+def make_world(root: Path) -> World:
+    """Write the hub and its registry."""
+    hub = write_hub(root / "hub", blocks=1)
+    demo._write_registry(root / "registry.yaml", hub)
+    return World(root, hub)

@@ -1,0 +1,90 @@
+"""The documentation: what it shows can be typed, links lead somewhere, generated pages are fresh."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import generate_docs
+import pytest
+
+from overlay.cli._main import cli
+
+pytestmark = pytest.mark.no_torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def identifier(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def shown_commands(page: Path) -> list[str]:
+    """Every ``overlay …`` command line in a page's code blocks, without prompt, pipe and redirection.
+
+    A line counts when it starts with ``overlay`` or ``$ overlay`` in a shell or console block.
+    """
+    found = []
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        if language not in {"", "sh", "console"}:
+            continue
+        joined = block.replace("\\\n", " ")
+        for line in joined.splitlines():
+            found += re.findall(r"^(?:\$ )?(overlay [^|>&#]*)", line)
+            found += re.findall(r"\$\((overlay [^)]*)\)", line)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_shown_commands_parse(page: Path) -> None:
+    """Every command line in the documentation is one that the program accepts."""
+    for line in shown_commands(page):
+        args = shlex.split(line.replace("…", ""))[1:]
+        command = cli
+        context = cli.make_context("overlay", args[:1] if args[:1] == ["--version"] else [], resilient_parsing=True)
+        while hasattr(command, "get_command") and args and not args[0].startswith("-"):
+            command = command.get_command(context, args[0])
+            assert command is not None, f"no such command: {line}"
+            context = command.make_context(args.pop(0), list(args), parent=context, resilient_parsing=True)
+        if "--help" not in args and "--version" not in args:
+            command.make_context("overlay", list(args), parent=context.parent)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A relative link names a file of the repository, and its anchor a heading there."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+        if target.startswith(("http:", "https:", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page}: {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{page}: {target}"
+
+
+@pytest.mark.parametrize(("path", "text"), generate_docs.pages().items(), ids=lambda value: str(value)[:40])
+def test_generated_pages_are_fresh(path: Path, text: str) -> None:
+    """The reference says what the program does; `make docs` writes it again."""
+    assert (ROOT / path).read_text() == text
+
+
+def test_no_stale_schemas() -> None:
+    """There is no schema of a document that is printed no more."""
+    wanted = {ROOT / path for path in generate_docs.pages()}
+
+    assert set((ROOT / "docs/reference/schemas").glob("*.json")) <= wanted
+
+
+def test_pages_are_reachable() -> None:
+    """Every page below docs/ is linked from another page."""
+    linked = set()
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+            linked.add((page.parent / target).resolve())
+
+    assert set() == {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - linked - {ROOT / "docs/README.md"}

@@ -1,0 +1,66 @@
+"""The frozen command line: a change here is a change for users, and belongs into the changelog."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from overlay.cli._main import cli
+
+pytestmark = pytest.mark.no_torch
+
+COMMON = "--json --registry --cache-root --hub --offline -q --quiet -v --verbose"
+BUILD = "--rule --device --jobs --memory"
+SURFACE = {
+    "overlay": "--version",
+    "overlay resolve": f"MODEL --path {COMMON}",
+    "overlay path": f"MODEL {COMMON}",
+    "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link {BUILD} {COMMON}",
+    "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",
+    "overlay verify": f"MODEL_OR_DIR --level {COMMON}",
+    "overlay compare": f"A B {COMMON}",
+    "overlay cache": "",
+    "overlay cache ls": COMMON,
+    "overlay cache info": f"TARGET {COMMON}",
+    "overlay cache rm": f"TARGET... --dry-run {COMMON}",
+    "overlay cache gc": f"--max-size --max-age --dry-run {COMMON}",
+    "overlay doctor": COMMON,
+    "overlay demo": f"--keep {COMMON}",
+}
+
+
+def found(command: click.Command, name: str, parent: click.Context | None = None) -> dict[str, set[str]]:
+    """Every command below ``command``, and what can be said to it."""
+    context = click.Context(command, info_name=name, parent=parent)
+    words = set()
+    for parameter in command.params:
+        words |= set(parameter.opts) if isinstance(parameter, click.Option) else {parameter.make_metavar(context)}
+    surface = {context.command_path: words}
+    if isinstance(command, click.Group):
+        for child in command.list_commands(context):
+            surface |= found(command.get_command(context, child), child, context)
+    return surface
+
+
+def test_surface() -> None:
+    """Commands, arguments and options are exactly these."""
+    assert {command: set(words.split()) for command, words in SURFACE.items()} == found(cli, "overlay")
+
+
+def test_materialize_is_prewarm() -> None:
+    """`overlay materialize` is the same command under a second name."""
+    context = click.Context(cli, info_name="overlay")
+
+    assert cli.get_command(context, "materialize") is cli.get_command(context, "prewarm")
+
+
+@pytest.mark.parametrize("command", [name.split()[1:] for name in SURFACE])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help(command: list[str], flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command answers -h and --help with its description on stdout."""
+    from overlay.cli._main import run
+
+    assert run([*command, flag]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"Usage: {' '.join(['overlay', *command])} ")
+    assert err == ""
