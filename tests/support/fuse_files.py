@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ from overlay.fusion.build import BuiltFile, build_safetensors
 from overlay.planning.outputs import Fused, Input, OutputTensor, Range, SafetensorsFile, Term
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
     from pathlib import Path
 
@@ -94,6 +94,11 @@ def data_of(path: Path) -> bytes:
     """The data section of a safetensors file."""
     content = path.read_bytes()
     return content[8 + struct.unpack("<Q", content[:8])[0] :]
+
+
+def seeded(seed: int) -> random.Random:
+    """A generator of test data."""
+    return random.Random(seed)  # noqa: S311  # no secret
 
 
 def random_values(dice: random.Random, count: int, dtype: str, *, spread: int = 6, tiny: bool = False) -> bytes:
