@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,18 +49,14 @@ class Base:
     """
 
     def __init__(self, tensors: Mapping[str, TensorInfo], rename: Mapping[str, str]) -> None:
-        self.tensors = tensors
         self.modules = {
             name.removesuffix(".weight"): info for name, info in tensors.items() if name.endswith(".weight")
         }
         self.rename = rename
         self._flat: dict[str, list[str]] = {}
-        self._beside: dict[str, list[str]] = {}
         for module in self.modules:
             self._flat.setdefault(module.replace(".", "_"), []).append(module)
-        for name in tensors:
-            for dot in re.finditer(r"\.", name):
-                self._beside.setdefault(name[: dot.start()], []).append(name[dot.end() :])
+        self._sorted = sorted(tensors)
 
     def find(self, name: str, where: str) -> Landing | None:
         """The module that an adapter means by this name: itself, else without component prefix or wrapper level.
@@ -96,7 +93,7 @@ class Base:
         return dotted[1:]
 
     def names(self, landings: Iterable[Landing]) -> dict[str, str]:
-        """Every module that could hold a pair (two or more dimensions) and its name in the adapter's model.
+        """Every module of the base and its name in the adapter's model.
 
         A module that has no pair is taken to be wrapped where its like are: blocks that differ in numbers only.
         """
@@ -107,11 +104,7 @@ class Base:
             for level in self.rename
             if level in landing.name
         }
-        return {
-            module: next(self._wrapped(module, wrapped), module)
-            for module, info in self.modules.items()
-            if len(info.shape) > 1
-        }
+        return {module: next(self._wrapped(module, wrapped), module) for module in self.modules}
 
     def _wrapped(self, module: str, wrapped: Collection[tuple[str, str]]) -> Iterator[str]:
         for level, plain in self.rename.items():
@@ -126,9 +119,9 @@ class Base:
             BrokenInput: Not a matrix, or quantised.
         """
         weight = self.modules[module]
-        beside = sorted(name for name in self._beside[module] if _QUANTISED.fullmatch(name))
+        beside = list(self._quantisation(module))
         if weight.dtype not in FLOATS or beside:
-            found = f"has {module}.{beside[0]} beside it" if beside else f"is {weight.dtype}"
+            found = f"has {beside[0]} beside it" if beside else f"is {weight.dtype}"
             raise BrokenInput(
                 f"{where}: target {weight.name} of the base {found}: quantised or scaled target refused; "
                 f"expected plain {', '.join(FLOATS)}",
@@ -153,21 +146,26 @@ class Base:
 
     def packed(self, name: str) -> str | None:
         """The packed tensor that the base has in place of ``<name>.weight``, if any."""
-        for candidate in (name, self.unwrapped(name)):
-            for tail in self._beside.get(candidate, ()):
-                if _QUANTISED.fullmatch(tail):
-                    return f"{candidate}.{tail}"
-        return None
+        return next((found for module in (name, self.unwrapped(name)) for found in self._quantisation(module)), None)
+
+    def _quantisation(self, module: str) -> Iterator[str]:
+        start = f"{module}."
+        for index in range(bisect_left(self._sorted, start), len(self._sorted)):
+            name = self._sorted[index]
+            if not name.startswith(start):
+                return
+            if _QUANTISED.fullmatch(name.removeprefix(start)):
+                yield name
 
 
-def close_names(wanted: Iterable[str], available: Collection[str], limit: int = 3) -> str:
+def close_names(wanted: Iterable[str], available: Collection[str], holder: str = "the base", limit: int = 3) -> str:
     """Some wanted names with the nearest available ones, and some available ones where none is near."""
     lines = []
     for name in list(wanted)[:limit]:
         near = difflib.get_close_matches(name, available, n=2, cutoff=0.6)
         lines.append(f"{name} (near: {', '.join(near)})" if near else name)
     there = sorted(available)
-    return f"wanted {'; '.join(lines)}; the base has {', '.join(there[:limit])}{', …' if len(there) > limit else ''}"
+    return f"wanted {'; '.join(lines)}; {holder} has {', '.join(there[:limit])}{', …' if len(there) > limit else ''}"
 
 
 def _family(head: str) -> str:

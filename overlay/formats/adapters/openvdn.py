@@ -55,7 +55,7 @@ class OpenVDNSpec(BaseModel):
 
         Args:
             base: To find full names in.
-            names: Every possible module of the base, and its name in the adapter's model.
+            names: Every module of the base, and its name in the adapter's model.
             where: The document, for messages.
 
         Raises:
@@ -121,7 +121,8 @@ def _by_module(
         landing = base.find(key, where)
         if landing is None or landing.module not in landings:
             raise BrokenInput(
-                f"{where}: {field} names {key}, which has no LoRA pair here: {close_names([key], landings)}",
+                f"{where}: {field} names {key}, which has no LoRA pair here: "
+                f"{close_names([key], landings, 'the adapter')}",
                 code="adapter-pattern-unmatched",
                 hint="keys of an OpenVDN pattern are full module names; an entry that applies nowhere is a mistake",
                 where=where,

@@ -145,7 +145,7 @@ class PeftConfig(BaseModel):
 
         Args:
             base: For the shape of its weights.
-            names: Every possible module of the base, and its name in the adapter's model.
+            names: Every module of the base, and its name in the adapter's model.
             where: The document, for messages.
 
         Raises:
@@ -175,7 +175,8 @@ class PeftConfig(BaseModel):
             for key in patterns:
                 if not any(_matches(key, name) for name in names):
                     raise BrokenInput(
-                        f"{where}: {field} has {key!r}, which matches no LoRA pair here: {close_names([key], names)}",
+                        f"{where}: {field} has {key!r}, which matches no LoRA pair here: "
+                        f"{close_names([key], names, 'the adapter')}",
                         code="adapter-pattern-unmatched",
                         hint="keys of a PEFT pattern are regular expressions for the end of the module name",
                         where=where,

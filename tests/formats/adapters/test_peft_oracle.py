@@ -135,3 +135,30 @@ def test_adapter_saved_by_peft_is_read_as_peft_reads_it(tmp_path: Path, options:
         name: (rank, struct.unpack("<f", struct.pack("<f", scale))[0]) for name, (rank, scale) in layers.items()
     }
     assert (adapter.kind, adapter.dtype) == ("peft", "F32")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of diffusers' own imports
+def test_adapter_saved_by_diffusers_is_read_by_its_metadata(tmp_path: Path) -> None:
+    """diffusers writes no JSON; its file holds PEFT's config in the metadata."""
+    from diffusers.configuration_utils import ConfigMixin, register_to_config
+    from diffusers.loaders import PeftAdapterMixin
+    from diffusers.models.modeling_utils import ModelMixin
+
+    class Toy(ModelMixin, ConfigMixin, PeftAdapterMixin):
+        @register_to_config
+        def __init__(self) -> None:
+            super().__init__()
+            self.to_q = torch.nn.Linear(4, 6)
+            self.to_k = torch.nn.Linear(4, 6)
+
+    model = Toy()
+    base = infos({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}, dtype="F32")
+    config = peft.LoraConfig(r=8, lora_alpha=1, target_modules=["to_q", "to_k"], alpha_pattern={"to_k": 4})
+    model.add_adapter(config)
+    model.save_lora_adapter(tmp_path)
+
+    adapter = read(tmp_path, base)
+
+    assert [(p.target, p.scale) for p in adapter.pairs] == [("to_k.weight", 0.5), ("to_q.weight", 0.125)]
+    assert (adapter.kind, adapter.spec) == ("bare", None)

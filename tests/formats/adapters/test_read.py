@@ -109,6 +109,15 @@ def test_wrapped_target_does_not_ask_for_modules_that_are_not_wrapped(tmp_path: 
     assert [p.target for p in adapter.pairs] == TARGETS
 
 
+def test_plain_target_means_wrapped_modules_too(tmp_path: Path) -> None:
+    """``attn.to_q`` is the end of a wrapped module's name once the wrapper is left out, as it is of the refiner's."""
+    modules = [*(f"blocks.{i}.attn.orig.to_q" for i in range(2)), "refiner.0.attn.to_q"]
+
+    adapter = read(write_adapter(tmp_path, pairs(modules), spec=openvdn_spec(["attn.to_q"])))
+
+    assert [p.target for p in adapter.pairs] == [*TARGETS, "refiner.0.attn.to_q.weight"]
+
+
 def test_wrapped_target_asks_for_every_block(tmp_path: Path) -> None:
     """A block without its pair is missed although no key of its own says that it is wrapped."""
     write_adapter(tmp_path, pairs(["blocks.0.attn.orig.to_q"]), spec=openvdn_spec(["attn.orig.to_q"]))

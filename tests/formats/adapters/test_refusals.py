@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.lora import (
     IN,
     OUT,
@@ -527,3 +530,32 @@ def test_h16_names_that_leave_their_folder_are_refused(tmp_path: Path, name: str
 def test_h16_paths_that_leave_the_repo_are_refused(tmp_path: Path, path: str) -> None:
     """The adapter lies inside the repo or folder that is read."""
     assert refusal(tmp_path, path=path).code == "unsafe-path"
+
+
+JSON = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 3), st.floats(allow_nan=False), st.sampled_from(["", Q0, "(", "to_q"])
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2), st.dictionaries(st.sampled_from(["to_q", Q0, ""]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("document", [EXACT["config"], peft_config([Q0])], ids=["openvdn", "peft"])
+@given(data=st.data())
+def test_any_value_in_any_field_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any], data: st.DataObject
+) -> None:
+    """No document, however odd, ends in anything but an adapter or an error of ours."""
+    field = data.draw(st.sampled_from(sorted(document)))
+    changed = document | {field: data.draw(JSON)}
+    folder = write_adapter(
+        tmp_path_factory.mktemp("fuzz"),
+        pair(Q0),
+        spec=changed if "r" in changed else EXACT | {"config": changed},
+    )
+
+    with contextlib.suppress(BrokenInput):
+        assert [p.target for p in read(folder).pairs] == [f"{Q0}.weight"]
