@@ -52,7 +52,10 @@ def pins_of(resolution: Resolution, revisions: Mapping[str, str]) -> dict[str, A
     pins: dict[str, Any] = {"source": {"repo": portable(entry.source), "revision": revisions["source"]}}
     if entry.overlay is not None:
         pins["overlay"] = {"repo": portable(entry.overlay), "revision": revisions["overlay"]}
-    pins["needs"] = [{"repo": need.pin.repo, "revision": revisions[need.pin.repo]} for need in entry.needs]
+    pins["needs"] = [
+        {"repo": need.pin.repo, "revision": revisions[need.pin.repo], "components": list(need.components)}
+        for need in entry.needs
+    ]
     return pins
 
 
@@ -70,7 +73,7 @@ def identity_of(
     """The part of the record that depends on inputs alone, outputs excepted.
 
     Args:
-        digests: By repo and path, for inputs whose digest the plan did not know.
+        digests: By repo and path, for inputs whose sha256 the plan did not know.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -102,7 +105,7 @@ def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str
         if use.spec:
             roles[key(use.spec)] = "spec"
     return [
-        {"role": roles[key(item)], **asdict(item), "digest": item.digest or digests[key(item)]}
+        {"role": roles[key(item)], **asdict(item), "digest": digests.get(key(item), item.digest)}
         for item in plan.inputs()
     ]
 

@@ -119,8 +119,6 @@ def _difference(record: Mapping[str, Any], entry: Entry, rule: str) -> str:
     """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit."""
     if record.get("rule") != rule:
         return f"built by rule {record.get('rule')}, asked for {rule}"
-    if record.get("recipe") != {"name": entry.recipe.name, **entry.recipe.options}:
-        return "built by another recipe"
     pins = record.get("pins") or {}
     needs = pins.get("needs") or []
     built = [pins.get("source"), *([pins["overlay"]] if pins.get("overlay") else []), *needs]
@@ -131,4 +129,8 @@ def _difference(record: Mapping[str, Any], entry: Entry, rule: str) -> str:
             return f"built from {was.get('repo') if isinstance(was, dict) else was}, pinned is {pin.repo}"
         if pin.revision is not None and was.get("revision") != pin.revision:
             return f"built from {pin.repo}@{str(was.get('revision'))[:12]}, pinned is {pin.revision[:12]}"
+    recipe = {"name": entry.recipe.name, **entry.recipe.options}
+    components = [list(need.components) for need in entry.needs]
+    if record.get("recipe") != recipe or [need.get("components") for need in needs] != components:
+        return "built by another recipe, or with other components"
     return ""

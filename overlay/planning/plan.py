@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from overlay.formats.files import Files
 
 __all__ = ["AdapterUse", "InputBook", "Plan", "finish", "inputs_of"]
-
-Role = Literal["base", "adapter", "spec", "config", "overlay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,8 @@ class Plan:
     def inputs(self) -> tuple[Input, ...]:
         """Every distinct input file, by repo and path."""
         found = {(i.repo, i.path): i for output in self.outputs for i in inputs_of(output)}
-        found.update({(i.repo, i.path): i for i in self.reads})
+        specs = [use.spec for use in self.adapters if use.spec is not None]
+        found.update({(i.repo, i.path): i for i in (*specs, *self.reads)})
         return tuple(found[key] for key in sorted(found))
 
 
@@ -139,9 +138,3 @@ def overlaid(*layers: Iterable[OutputFile]) -> Iterator[OutputFile]:
     for layer in layers:
         by_path.update({output.path: output for output in layer})
     yield from by_path.values()
-
-
-def spec_config(spec: Any) -> dict[str, Any]:
-    """The ``config`` object of an OpenVDN spec, the whole document of any other."""
-    config = spec.get("config", spec)
-    return config if isinstance(config, dict) else spec

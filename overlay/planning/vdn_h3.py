@@ -9,15 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, InvalidRegistry
+from overlay.fingerprint import bytes_digest
 from overlay.formats.adapters import check_model_spec
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.rope import rope_inv_freq
-from overlay.formats.strict_json import dump_json, parse_json
+from overlay.formats.strict_json import dump_json, parse_object
 from overlay.formats.vdn import read_linear_branch
 from overlay.planning.carry import carry_folder, overlay_own_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Literal, OutputTensor, SafetensorsFile
-from overlay.planning.plan import overlaid, spec_config
+from overlay.planning.plan import overlaid
 from overlay.planning.video_vae import relaid_video_vae
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def vdn_h3(
     adapters = read_adapters(
         [(source, f"{stage}/adapters/{name}", name) for name in STAGES[stage]], base_tensors(transformer)
     )
+    _check_kinds(source, adapters)
     check_model_spec(source.files, stage, [adapter for _, adapter in adapters])
     refuse_fused_twice(source, f"{BASE}/transformer", adapters)
     uses = adapter_uses(adapters)
@@ -80,12 +82,25 @@ def vdn_h3(
         fuse_checkpoint(source, transformer, adapters, "transformer"),
         _transformer_extras(model, source, stage, transformer, adapters, rule),
     )
-    reads = [f"{stage}/metadata.json", f"{stage}/linear_branch/config.json", f"{BASE}/transformer/config.json"]
+    reads = [f"{stage}/metadata.json", f"{stage}/linear_branch/config.json"]
+    reads += [f"{BASE}/{component}/config.json" for component in ("transformer", "vae", "audio_vae")]
     return list(outputs), uses, reads
 
 
-def _json(book: InputBook, path: str) -> Any:
-    return parse_json(book.files.read_bytes(path), book.files.where(path))
+def _check_kinds(source: InputBook, adapters: Sequence[AdapterSource]) -> None:
+    for _, adapter in adapters:
+        if adapter.kind != "openvdn":
+            raise BrokenInput(
+                f"{source.files.where(adapter.weights)}: is a {adapter.kind} adapter; expected an OpenVDN one",
+                code="adapter-kind",
+                hint="the recipe lora takes adapters of every kind",
+                adapter=adapter.name,
+                kind=adapter.kind,
+            )
+
+
+def _json(book: InputBook, path: str) -> dict[str, Any]:
+    return parse_object(book.files.read_bytes(path), book.files.where(path))
 
 
 def _count(config: Mapping[str, Any], key: str, where: str) -> int:
@@ -93,6 +108,18 @@ def _count(config: Mapping[str, Any], key: str, where: str) -> int:
     if type(value) is not int or value <= 0:
         raise BrokenInput(f"{where}: {key} is {value!r}; expected a positive integer", code="config-value", key=key)
     return value
+
+
+def _index_metadata(index: Mapping[str, Any], where: str) -> dict[str, Any]:
+    metadata = index.get("metadata") or {}
+    if not isinstance(metadata, dict) or type(metadata.get("total_size", 0)) not in (int, float):
+        raise BrokenInput(
+            f"{where}: metadata is {str(metadata)[:80]}; expected an object whose total_size is a number of bytes",
+            code="bad-index",
+            hint="download the index again",
+            where=where,
+        )
+    return dict(metadata)
 
 
 def _video_vae(source: InputBook) -> list[OutputFile]:
@@ -153,7 +180,7 @@ def _transformer_extras(
     ]
     if transformer.index is not None and transformer.index_json is not None:
         index_name = transformer.index.rpartition("/")[2]
-        metadata = dict(transformer.index_json.get("metadata") or {})
+        metadata = _index_metadata(transformer.index_json, source.files.where(transformer.index))
         metadata["total_size"] = metadata.get("total_size", 0) + branch.file_size
         weight_map = {
             **transformer.weight_map,
@@ -167,7 +194,10 @@ def _transformer_extras(
 
 
 def _sha256(book: InputBook, path: str) -> str:
-    return book(path).digest.removeprefix("sha256:")
+    digest = book(path).digest
+    if not digest.startswith("sha256:"):  # a small file of the Hub, which names it by its git blob
+        digest = bytes_digest(book.files.read_bytes(path), "sha256")
+    return digest.removeprefix("sha256:")
 
 
 def _provenance(
@@ -200,7 +230,7 @@ def _provenance(
 
 
 def _adapter_provenance(source: InputBook, adapter: Any) -> dict[str, Any]:
-    config = spec_config(_json(source, adapter.spec))
+    config = _json(source, adapter.spec)["config"]
     return {
         "name": adapter.name,
         "path": adapter.weights.rpartition("/")[0],
