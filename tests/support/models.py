@@ -1,0 +1,58 @@
+"""Runs of the job on small hub folders: registries that pin them, options, and copies of a finished cache root."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
+from overlay.materialization.request import Options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from overlay.demo.checkpoint import HubFolder
+
+__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "options", "vdn_registry", "write_registry"]
+
+VDN = "OpenVDN/vdn-minimax-h3"
+STAGE, STAGE_B = "stage-dmd-step-250", "stage-b-step-2000"
+
+
+def vdn_registry(folder: Path, hub: HubFolder, *, stage: str = STAGE, overlay: str = "") -> Path:
+    """A registry that pins the revisions which ``hub`` stands for; ``overlay``: more lines of that section."""
+    return write_registry(
+        folder / f"registry-{hub.source[:12]}-{stage}.yaml",
+        f"""\
+  {VDN}:
+    source: {{revision: {hub.source}}}
+    overlay:
+      repo: {OVERLAY_REPO}
+      revision: {hub.overlay}
+{overlay}
+    needs:
+      - {{repo: {NEEDS_REPO}, revision: {NEEDS_REVISION}, components: [text_encoder, tokenizer, processor]}}
+    recipe: {{name: vdn-h3, stage: {stage}}}
+""",
+    )
+
+
+def write_registry(path: Path, entries: str) -> Path:
+    """A registry file with these entries."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"schema_version: 1\nmodels:\n{entries}")
+    return path
+
+
+def options(hub: HubFolder, root: Path, **choices: Any) -> Options:
+    """Options that read from a hub folder, pinned to the revisions that it stands for."""
+    stage = choices.pop("stage", STAGE)
+    chosen = {"registry": vdn_registry(root.parent, hub, stage=stage), "hub": hub.root, "cache_root": root}
+    return Options(**(chosen | choices))
+
+
+def copy_root(root: Path, to: Path) -> Path:
+    """A copy of a cache root in which what shares an inode still does."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["/bin/cp", "-a", root, to], check=True)
+    return to
