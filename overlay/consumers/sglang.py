@@ -14,13 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.consumers.sglang_fingerprint import (
-    METADATA_PATTERNS,
-    enters_fingerprint,
-    extra_files,
-    is_metadata,
-    overlay_fingerprint,
-)
+from overlay.consumers.sglang_fingerprint import enters_fingerprint, extra_files, overlay_fingerprint
 from overlay.errors import InvalidUsage
 
 if TYPE_CHECKING:
@@ -31,14 +25,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BUILT_IN",
     "MARKER_NAME",
-    "METADATA_PATTERNS",
     "BuiltIn",
     "Identity",
     "cache_root",
     "enters_fingerprint",
     "extra_files",
     "identity_of",
-    "is_metadata",
     "location_name",
     "lock_file_name",
     "marker_bytes",

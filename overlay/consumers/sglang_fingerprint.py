@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.formats.overlay_repo import is_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["METADATA_PATTERNS", "enters_fingerprint", "extra_files", "is_metadata", "overlay_fingerprint"]
-
-METADATA_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
-"""What the server downloads of an overlay repo; ``*`` crosses ``/``."""
+__all__ = ["enters_fingerprint", "extra_files", "overlay_fingerprint"]
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
-
-
-def is_metadata(path: str) -> bool:
-    """Whether the server downloads this file of an overlay repo (POSIX path inside it)."""
-    return any(fnmatchcase(path, pattern) for pattern in METADATA_PATTERNS)
 
 
 def enters_fingerprint(path: str) -> bool:

@@ -5,20 +5,19 @@ Importing this package imports nothing of the network; neither does reading what
 
 from __future__ import annotations
 
-from overlay.hub.check import check_sha256
+from overlay.hub.check import check_digests
 from overlay.hub.folder import FolderRepo
 from overlay.hub.hub_repo import HubRepo
-from overlay.hub.inventory import OVERLAY_PATTERNS, Inventory, open_repo, take_inventory
+from overlay.hub.inventory import Inventory, open_repo, take_inventory
 from overlay.hub.repo import Progress, Repo
 
 __all__ = [
-    "OVERLAY_PATTERNS",
     "FolderRepo",
     "HubRepo",
     "Inventory",
     "Progress",
     "Repo",
-    "check_sha256",
+    "check_digests",
     "open_repo",
     "take_inventory",
 ]

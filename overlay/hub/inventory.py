@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import InvalidUsage
+from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.hub.folder import FolderRepo, open_in_hub_folder
 from overlay.hub.hub_repo import HubRepo
 from overlay.registry import LOCAL
@@ -19,10 +20,7 @@ if TYPE_CHECKING:
     from overlay.hub.repo import Repo
     from overlay.registry import Pin, Resolution
 
-__all__ = ["OVERLAY_PATTERNS", "Inventory", "open_repo", "take_inventory"]
-
-OVERLAY_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
-"""Files of an overlay repo that a server fetches. Its fingerprint covers what lies in the snapshot, so no other may."""
+__all__ = ["Inventory", "open_repo", "take_inventory"]
 
 _REPO_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
@@ -33,7 +31,7 @@ class Inventory:
 
     Attributes:
         source: The repo or folder that the model's files come from.
-        overlay: Only its files under ``OVERLAY_PATTERNS``; None where the entry has no overlay.
+        overlay: Only its files under ``METADATA_PATTERNS``; None where the entry has no overlay.
         needs: Secondary repos, by repo id.
         notes: What the user should know beyond the resolution's own notes, one sentence each.
     """
@@ -105,7 +103,7 @@ def take_inventory(
         source = FolderRepo(resolution.source_folder, repo=entry.source.repo, revision=LOCAL, memo=memo)
     else:
         source = opened(entry.source)
-    overlay = opened(entry.overlay, OVERLAY_PATTERNS) if entry.overlay else None
+    overlay = opened(entry.overlay, METADATA_PATTERNS) if entry.overlay else None
     needs = {need.pin.repo: opened(need.pin) for need in entry.needs}
     repos = [source, *([overlay] if overlay else []), *needs.values()]
     notes = [note for repo in repos for note in _notes(repo, is_overlay=repo is overlay)]

@@ -11,14 +11,14 @@ from overlay.materialization import build
 from overlay.materialization.record import identity_of, pins_of, read_record, record_bytes, tree_name, versions
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.materialization.resolve import location_at_hand
-from overlay.materialization.state import State, find_state, is_settled
+from overlay.materialization.state import find_state, is_settled
 from overlay.materialization.survey import Counters, Work, components, survey
 from overlay.materialization.verify import quick_problems
 from overlay.registry import load_registry
 from overlay.registry import resolve as resolve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from overlay.cache import Cache
@@ -119,64 +119,73 @@ def materialize(
         OverlayError: See ``docs/reference/exit-statuses.md``; nothing is published then, and finished files are kept.
     """
     started = time.monotonic()
-    registry = load_registry(options.registry)
-    resolution = resolve_model(model, registry)
+    resolution = resolve_model(model, load_registry(options.registry))
     if is_settled(resolution) and not options.only:
         here = open_cache(options, create=False)
         state = find_state(resolution, here, options.rule, location_at_hand(resolution, options))
         if state.name == "present":
-            return _present(resolution.model, state, started)
+            seconds = time.monotonic() - started
+            return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
     cache = open_cache(options, create=True)
     inventory = _inventory(resolution, options, cache, write=True)
     the_plan = _plan(inventory, options)
     with cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait):
         work = survey(the_plan, _repos(inventory), cache, options.link)
         cache.require_room(work.room)
-        return _run(work, inventory, cache, options, phase, started)
+        engine = build.start_engine(options) if build.needs_engine(work) else None
+        made = _make(work, inventory, cache, options, engine, phase)
+        done = Materialization(the_plan.model, None, None, "reused" if work.is_done else "built", work.counters, 0.0)
+        if not options.only:
+            run = _run_report(work, made, engine, time.monotonic() - started)
+            done = _publish(done, work, made, cache, _identity(work.plan, inventory), run)
+    return replace(done, seconds=time.monotonic() - started, notes=(*the_plan.notes, *cache.notes))
 
 
-def _present(model: str, state: State, started: float) -> Materialization:
-    return Materialization(model, state.tree, state.location, "present", Counters(), time.monotonic() - started)
-
-
-def _run(
-    work: Work, inventory: Inventory, cache: Cache, options: Options, phase: Phase, started: float
-) -> Materialization:
+def _make(
+    work: Work, inventory: Inventory, cache: Cache, options: Options, engine: Engine | None, phase: Phase
+) -> build.Made:
     repos = _repos(inventory)
-    engine = build.start_engine(options) if build.needs_engine(work) else None
     inputs = build.fetch(work, repos, phase)
-    made = build.make_objects(work, inputs, cache, repos, options, engine, phase)
-    notes = (*work.plan.notes, *cache.notes)
-    if options.only:
-        result: Literal["built", "reused"] = "reused" if work.is_done else "built"
-        return Materialization(work.plan.model, None, None, result, work.counters, time.monotonic() - started, notes)
-    outputs = [{"path": step.output.path, **made.entries[step.output.path]} for step in work.steps]
-    identity = identity_of(work.plan, _pins(inventory), _recipe(inventory))
-    name = tree_name(work.plan.model, identity, outputs)
-    run = _run_report(work, made, engine, time.monotonic() - started)
-    record = {**identity, "tree": name, "location": work.plan.location, "outputs": outputs, "run": run}
+    with build.Checks(work, inputs, repos, open_memo(cache, write=True)) as checks:
+        return build.Builder(inputs, checks, cache, repos, options, engine).run(work, phase)
 
-    def is_sound(tree: Path) -> bool:
+
+def _publish(
+    done: Materialization,
+    work: Work,
+    made: build.Made,
+    cache: Cache,
+    identity: Mapping[str, Any],
+    run: Mapping[str, Any],
+) -> Materialization:
+    """Seal the tree, move it in, swing the location."""
+    outputs = [{"path": step.output.path, **made.entries[step.output.path]} for step in work.steps]
+    name = tree_name(work.plan.model, identity, outputs)
+    tree, result = cache.tree_path(name), done.result
+
+    def is_sound(found: Path) -> bool:
         try:
-            found = read_record(tree)
+            record = read_record(found)
         except BrokenInput:
             return False
-        return found is not None and found["outputs"] == outputs and not quick_problems(tree, found)
+        return record is not None and record["outputs"] == outputs and not quick_problems(found, record)
 
-    tree = cache.tree_path(name)
-    result_name: Literal["built", "reused", "adopted", "present"]
     if tree.is_dir() and is_sound(tree):
-        here = cache.location_target(work.plan.location) == tree
-        result_name = "present" if here and work.is_done else "reused" if work.is_done else "built"
+        if work.is_done and cache.location_target(work.plan.location) == tree:
+            result = "present"
     else:
+        record = {**identity, "tree": name, "location": work.plan.location, "outputs": outputs, "run": run}
         with cache.staging() as staging:
             build.place_tree(work, made, cache, staging / "tree", record_bytes(record))
             published = cache.publish_tree(staging / "tree", name, verify=is_sound)
-        result_name = "adopted" if published.result == "adopted" else "reused" if work.is_done else "built"
-    location = cache.swing_location(work.plan.location, name)
-    return Materialization(
-        work.plan.model, tree, location, result_name, work.counters, time.monotonic() - started, notes
-    )
+        if published.result == "adopted":
+            result = "adopted"
+    return replace(done, path=tree, location=cache.swing_location(work.plan.location, name), result=result)
+
+
+def _identity(the_plan: Plan, inventory: Inventory) -> dict[str, Any]:
+    recipe = inventory.resolution.entry.recipe
+    return identity_of(the_plan, _pins(inventory), {"name": recipe.name, **recipe.options})
 
 
 def _pins(inventory: Inventory) -> dict[str, Any]:
@@ -185,11 +194,6 @@ def _pins(inventory: Inventory) -> dict[str, Any]:
         revisions["overlay"] = inventory.overlay.revision
     revisions.update({name: repo.revision for name, repo in inventory.needs.items()})
     return pins_of(inventory.resolution, revisions)
-
-
-def _recipe(inventory: Inventory) -> dict[str, Any]:
-    recipe = inventory.resolution.entry.recipe
-    return {"name": recipe.name, **recipe.options}
 
 
 def _run_report(work: Work, made: build.Made, engine: Engine | None, seconds: float) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def location_at_hand(resolution: Resolution, options: Options) -> str | None:
     if entry.overlay is None:
         return None
     from overlay.fingerprint import DigestMemo
-    from overlay.hub import OVERLAY_PATTERNS, open_repo
+    from overlay.formats.overlay_repo import METADATA_PATTERNS
+    from overlay.hub import open_repo
     from overlay.planning.location import overlay_identity
 
     try:
@@ -58,7 +59,7 @@ def location_at_hand(resolution: Resolution, options: Options) -> str | None:
             offline=True,
             memo=DigestMemo(None),
             allow_floating=True,
-            only=OVERLAY_PATTERNS,
+            only=METADATA_PATTERNS,
         )
         return overlay_identity(entry, overlay).location_name
     except NotHere:

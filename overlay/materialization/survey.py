@@ -93,7 +93,7 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) 
         repos: By repo id, as in the plan's inputs.
         mode: How unchanged files may come into the cache.
     """
-    links = _LinkTrial(cache, mode)
+    links = _LinkTrial(cache, mode, repos.values())
     steps = tuple(_step(output, plan.rule, repos, cache, links) for output in plan.outputs)
     wanted = [i for step in steps if step.how not in ("present", "generate", "alias") for i in inputs_of(step.output)]
     distinct = {(i.repo, i.path): i for i in wanted}
@@ -166,21 +166,27 @@ def read_bytes_of(output: SafetensorsFile) -> int:
 
 
 class _LinkTrial:
-    """Finds how files of a repo can come into the cache by trying with one that is here, once a repo."""
+    """Finds how files can come into the cache by trying with one that is here: once a folder, once for the Hub's store.
 
-    def __init__(self, cache: Cache, mode: LinkMode) -> None:
+    Of a repo nothing may be here yet, but small files of another one are: a plan has read them.
+    """
+
+    def __init__(self, cache: Cache, mode: LinkMode, repos: Iterable[Repo]) -> None:
         self._folder = _existing(cache.root.own)
         self._mode: LinkMode = mode
+        self._in_store = [repo for repo in repos if repo.shared_store]
         self._known: dict[str, How] = {}
 
     def way_from(self, repo: Repo) -> How:
-        if repo.repo not in self._known:
-            self._known[repo.repo] = self._try(repo)
-        return self._known[repo.repo]
+        key = "" if repo.shared_store else repo.repo
+        if key not in self._known:
+            self._known[key] = self._try(self._in_store if repo.shared_store else [repo])
+        return self._known[key]
 
-    def _try(self, repo: Repo) -> How:
-        allowed = ways(self._mode, shared_store=repo.shared_store)
-        sample = next((path for name in repo.paths() if (path := repo.local(name)) is not None), None)
+    def _try(self, repos: list[Repo]) -> How:
+        allowed = ways(self._mode, shared_store=repos[0].shared_store)
+        here = (path for repo in repos for name in repo.paths() if (path := repo.local(name)) is not None)
+        sample = next(here, None)
         if sample is None or len(allowed) == 1:
             return allowed[-1]
         try:

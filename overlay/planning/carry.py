@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.formats.overlay_repo import is_metadata
 from overlay.planning.outputs import CarriedFile, GeneratedFile
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["carry_files", "carry_folder", "overlay_own_files"]
 
-# What a server fetches of an overlay repo: metadata, never weights.
-OVERLAY_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
@@ -63,5 +61,5 @@ def overlay_own_files(book: InputBook) -> list[OutputFile]:
     return [
         GeneratedFile(path, book.files.read_bytes(path))
         for path in book.files.paths()
-        if not path.startswith("_overlay/") and any(fnmatchcase(path, pattern) for pattern in OVERLAY_PATTERNS)
+        if not path.startswith("_overlay/") and is_metadata(path)
     ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput
 from overlay.formats.manifest import read_manifest
+from overlay.formats.overlay_repo import is_metadata
 
 if TYPE_CHECKING:
     from overlay.consumers.sglang import Identity
@@ -44,6 +45,6 @@ def _fingerprint(overlay: Repo) -> str:
     wanted = [
         path
         for path in overlay.paths()
-        if sglang.enters_fingerprint(path) and (overlay.revision == "local" or sglang.is_metadata(path))
+        if sglang.enters_fingerprint(path) and (overlay.revision == "local" or is_metadata(path))
     ]
     return sglang.overlay_fingerprint([(path, overlay.read_bytes(path)) for path in wanted])

@@ -26,13 +26,17 @@ __all__ = ["RULES", "check_buildable", "make_plan"]
 RULES = ("fp32-once", "openvdn")
 
 
-def check_buildable(entry: Entry) -> None:
-    """Refuse an entry whose overlay can only be built by its own Python, before anything is fetched for it.
+def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
+    """Refuse an entry whose overlay can only be built by its own Python.
+
+    Args:
+        manifest: The overlay's, once it is known: mappings alone do not make what its script would.
 
     Raises:
         Untrusted: It is one.
     """
-    if entry.recipe.name == "python":
+    scripted = entry.recipe.name == "mappings" and manifest is not None and manifest.custom_materializer
+    if entry.recipe.name == "python" or scripted:
         raise Untrusted(
             f"{entry.model}: overlay {entry.overlay} is built by its own Python script, which does not run here",
             code="needs-sandboxed-runner",
@@ -56,6 +60,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
     overlay = books[inventory.overlay.repo] if inventory.overlay is not None else None
     manifest = read_manifest(overlay.files) if overlay is not None else None
     if manifest is not None:
+        check_buildable(entry, manifest)
         _check_required(inventory, manifest)
 
     adapters: tuple[AdapterUse, ...] = ()

@@ -10,7 +10,7 @@ from support.hubs import add_repo, commit
 
 from overlay.errors import BrokenInput
 from overlay.fingerprint import DigestMemo, git_blob_digest
-from overlay.hub import check_sha256
+from overlay.hub import check_digests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def test_good_files_pass(world: World) -> None:
 
     files = repo.fetch(repo.paths(), None)
 
-    assert check_sha256(repo, files, memo).result(10) is None
+    assert check_digests(repo, files, memo) is None
     assert sorted(memo.asked) == sorted([files[ONE], files[TWO]])
 
 
@@ -54,7 +54,7 @@ def test_a_flipped_byte_names_file_digests_and_fix(world: World, path: str) -> N
     files = repo.fetch([ONE, path], None)
 
     with pytest.raises(BrokenInput) as caught:
-        check_sha256(repo, files, DigestMemo(None)).result(10)
+        check_digests(repo, files, DigestMemo(None))
 
     data = files[path].read_bytes()
     found = f"sha256:{hashlib.sha256(data).hexdigest()}" if path == TWO else git_blob_digest(data)
@@ -73,7 +73,7 @@ def test_the_name_of_a_blob_is_not_believed(world: World) -> None:
     files[ONE].write_bytes(bytes(repo.size(ONE)))
 
     with pytest.raises(BrokenInput):
-        check_sha256(repo, files, DigestMemo(None)).result(10)
+        check_digests(repo, files, DigestMemo(None))
 
 
 def test_one_inode_is_read_once(world: World) -> None:
@@ -84,7 +84,7 @@ def test_one_inode_is_read_once(world: World) -> None:
     memo = Counting()
 
     files = repo.fetch([ONE, "copy.safetensors"], None)
-    check_sha256(repo, files, memo).result(10)
+    check_digests(repo, files, memo)
 
     assert files[ONE] == files["copy.safetensors"]
     assert memo.asked == [files[ONE]]
@@ -97,4 +97,4 @@ def test_a_file_that_vanished_is_the_result(world: World) -> None:
     files[ONE].unlink()
 
     with pytest.raises(FileNotFoundError):
-        check_sha256(repo, files, DigestMemo(None)).result(10)
+        check_digests(repo, files, DigestMemo(None))

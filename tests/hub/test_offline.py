@@ -14,7 +14,7 @@ from support.hubs import commit
 
 from overlay.errors import NotHere, Refused
 from overlay.formats.checkpoint import read_checkpoint
-from overlay.hub import OVERLAY_PATTERNS
+from overlay.formats.overlay_repo import METADATA_PATTERNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -182,11 +182,11 @@ def test_h29_what_a_vanished_commit_lacks_is_gone_for_good(world: World, *, list
 
 def test_files_beyond_the_patterns_are_noticed(world: World) -> None:
     """A snapshot that another program fetched whole holds files that change a server's fingerprint."""
-    assert world.open(only=OVERLAY_PATTERNS).extras() == ()
+    assert world.open(only=METADATA_PATTERNS).extras() == ()
 
     world.fill()
 
-    assert sorted(world.open(only=OVERLAY_PATTERNS).extras()) == [ONE, TWO]
+    assert sorted(world.open(only=METADATA_PATTERNS).extras()) == [ONE, TWO]
 
 
 def test_neither_importing_nor_reading_the_cache_loads_the_network_stack(world: World) -> None:
