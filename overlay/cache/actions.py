@@ -50,7 +50,8 @@ def put_action(root: CacheRoot, key: str, entry: Mapping[str, Any]) -> None:
     path = root.action(key)
     document = {"schema_version": _VERSION, "key": path.stem, "entry": dict(entry)}
     with writing(root, "rename an action entry into place"):
-        write_atomically(path, json.dumps(document, sort_keys=True).encode(), root)
+        # Not durable: an entry that a power cut empties is dropped like any other that makes no sense.
+        write_atomically(path, json.dumps(document, sort_keys=True).encode(), root, durable=False)
 
 
 def read_entry(data: bytes, key: str) -> dict[str, Any] | None:

@@ -121,16 +121,23 @@ def is_file_of(path: Path, size: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
-def make_folder(path: Path, root: CacheRoot) -> None:
-    """Make a folder under the root, and the ones above it; each made one is durable in its parent."""
+def make_folder(path: Path, root: CacheRoot, *, durable: bool) -> None:
+    """Make a folder under the root, and the ones above it.
+
+    Args:
+        path: The folder.
+        root: The cache root, made too where it is missing.
+        durable: What is made must survive a power cut.
+    """
     if path.is_dir():
         return
     if path != root.path:
-        make_folder(path.parent, root)
+        make_folder(path.parent, root, durable=durable)
         with suppress(FileExistsError):
             path.mkdir()
             share_with_group(path, root)
-            fsync(path.parent)
+            if durable:
+                fsync(path.parent)
     else:
         path.mkdir(parents=True, exist_ok=True)
 
@@ -150,14 +157,21 @@ def share_with_group(path: Path, root: CacheRoot) -> None:
             path.chmod(stat.S_IMODE(mode.st_mode) | of_root & (stat.S_IRGRP | stat.S_IWGRP))
 
 
-def write_atomically(path: Path, data: bytes, root: CacheRoot) -> None:
-    """Write a small file so that readers see the old one or the new one, also after a power cut."""
-    make_folder(path.parent, root)
+def write_atomically(path: Path, data: bytes, root: CacheRoot, *, durable: bool) -> None:
+    """Write a small file so that readers see the old one or the new one.
+
+    Args:
+        path: The file.
+        data: Its bytes.
+        root: The cache root that it lies under.
+        durable: So also after a power cut; without, it may then be empty.
+    """
+    make_folder(path.parent, root, durable=durable)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(data)
-            file.flush()
+        if durable:
             fsync(temporary)
         share_with_group(temporary, root)
         temporary.replace(path)

@@ -7,7 +7,7 @@
     .overlay/objects/<algorithm>/<2 hex>/<hex>
     .overlay/actions/<2 hex>/<hex>.json
     .overlay/trees/<org>__<name>-<digest>/
-    .overlay/staging/<pid>-<random>/
+    .overlay/staging/<pid>-<start>-<place>-<random>/
     .overlay/locks/  .overlay/digests/
 """
 

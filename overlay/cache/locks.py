@@ -1,20 +1,23 @@
 """Named locks, which only save work: two builders of one thing waste time, but never spoil it.
 
-So where a lock cannot be had because the filesystem or its permissions do not allow one, the work goes on without.
+So where a lock cannot be had because the filesystem or its permissions do not allow one, the work goes on without. The
+kernel drops the lock of a dead process, so nobody waits for one. Lock files are never removed: a waiter could then hold
+a lock that the next one does not see.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
-from overlay.cache.disk import make_folder, write_atomically
+from overlay.cache.disk import make_folder, share_with_group, write_atomically
 from overlay.cache.layout import checked_name
 from overlay.cache.owner import Owner
-from overlay.errors import TryAgain
+from overlay.errors import OverlayError, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["lock"]
+__all__ = ["lock", "try_flock"]
 
+_POLL = 0.1
 _REPORT_EVERY = 30.0
+_HELD_BY_ANOTHER = {errno.EAGAIN, errno.EACCES}
 
 
 @contextmanager
@@ -45,46 +50,63 @@ def lock(root: CacheRoot, name: str, *, timeout: float, on_wait: Callable[[str],
     """
     file = root.locks / f"{checked_name(name, 'lock')}.lock"
     holder = file.with_suffix(".json")
-    # Readable and writable by all, like the Hub's: a lock that the next user cannot open would be none.
-    handle = FileLock(file, mode=0o666)
-    held = _acquire(handle, holder, root, timeout, on_wait)
+    descriptor = _open(file, root)
     try:
+        held = descriptor is not None and _acquire(descriptor, holder, timeout, on_wait)
         if held:
             with suppress(OSError):
-                write_atomically(holder, Owner.me().to_json(), root)
-        yield held
-    finally:
-        if held:
-            with suppress(OSError):
-                holder.unlink()
-            handle.release()
-
-
-def _acquire(
-    handle: FileLock, holder: Path, root: CacheRoot, timeout: float, on_wait: Callable[[str], None] | None
-) -> bool:
-    deadline = time.monotonic() + timeout
-    patience = 0.0
-    while True:
+                write_atomically(holder, Owner.me().to_json(), root, durable=False)
         try:
-            make_folder(root.locks, root)
-            handle.acquire(timeout=patience)
-        except Timeout:
-            owner = Owner.read(holder)
-            who = owner.describe() if owner else "an unknown process"
-        except (OSError, NotImplementedError):
-            return False
-        else:
-            return True
-        left = deadline - time.monotonic()
-        if left <= 0:
+            yield held
+        finally:
+            if held:
+                with suppress(OSError):
+                    holder.unlink()
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):  # a forked child may hold the descriptor as well, so closing would not do
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+
+def try_flock(descriptor: int) -> bool | None:
+    """Lock an open file now: True if it is ours, False if somebody else has it, None where there is no flock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return False if error.errno in _HELD_BY_ANOTHER else None
+    return True
+
+
+def _open(file: Path, root: CacheRoot) -> int | None:
+    with suppress(OSError, OverlayError):
+        make_folder(file.parent, root, durable=False)
+    # Another user's lock file may be closed to our writing; locking it needs no more than reading.
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
+        with suppress(OSError):
+            descriptor = os.open(file, flags, 0o666)
+            share_with_group(file, root)
+            return descriptor
+    return None
+
+
+def _acquire(descriptor: int, holder: Path, timeout: float, on_wait: Callable[[str], None] | None) -> bool:
+    begun = time.monotonic()
+    reported = -_REPORT_EVERY
+    while (got := try_flock(descriptor)) is False:
+        waited = time.monotonic() - begun
+        owner = Owner.read(holder)
+        who = owner.describe() if owner else "an unknown process"
+        if waited >= timeout:
             raise TryAgain(
-                f"{handle.lock_file}: held by {who}; gave up after {timeout:.0f} s",
+                f"{holder.with_suffix('.lock')}: held by {who}; gave up after {timeout:g} s",
                 code="lock-busy",
                 hint="try again later, or wait longer with --lock-timeout SECONDS",
-                lock=str(handle.lock_file),
+                lock=str(holder.with_suffix(".lock")),
                 holder={"host": owner.host, "pid": owner.pid, "since": owner.since} if owner else None,
             )
-        if on_wait is not None:
+        if on_wait is not None and waited - reported >= _REPORT_EVERY:
             on_wait(f"waiting for {who}")
-        patience = min(_REPORT_EVERY, left)
+            reported = waited
+        time.sleep(min(_POLL, timeout - waited))
+    return got is True

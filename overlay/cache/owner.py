@@ -1,82 +1,88 @@
-"""Who holds a staging folder or a lock, and whether that process still lives.
+"""Which process holds a lock or a staging folder, and whether it still lives.
 
-A process is told apart by host, boot, PID namespace, PID and start time, so that a reused PID, a rebooted host or
-another container is never taken for the owner.
+A process is told apart by PID, start time, and the place that its PID belongs to (host, boot, PID namespace), so that a
+reused PID, a rebooted host or another container is never taken for the owner.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Owner"]
+__all__ = ["Owner", "is_alive", "process_name"]
+
+_NAME = re.compile(r"([0-9]{1,10})-([0-9]{1,20})-([0-9a-f]{12})(?:-.*)?")
+
+
+def process_name() -> str:
+    """A name for this process, unlike that of any other ever: ``<pid>-<start>-<place>``."""
+    pid = os.getpid()
+    process = _process(pid)
+    return f"{pid}-{process[1] if process else 0}-{_place()}"
+
+
+def is_alive(name: str) -> bool | None:
+    """Whether the process that a name begins with runs; None where that cannot be seen from here."""
+    match = _NAME.fullmatch(name)
+    if match is None or match[3] != _place():
+        return None
+    process = _process(int(match[1]))
+    return process is not None and process[0] not in "ZX" and process[1] == int(match[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """One process.
+    """Who holds a lock, for those who wait.
 
     Attributes:
-        started: Start of the process in clock ticks since boot, from ``/proc``.
-        since: When it became the owner, in seconds since the epoch.
+        since: When it got the lock, in seconds since the epoch.
     """
 
     host: str
-    boot: str
-    namespace: str
     pid: int
-    started: int
     since: float
 
     @classmethod
     def me(cls) -> Owner:
         """This process, owner from now on."""
-        pid = os.getpid()
-        process = _process(pid)
-        return cls(*_here(), pid=pid, started=process[1] if process else 0, since=time.time())
+        return cls(socket.gethostname(), os.getpid(), time.time())
 
     @classmethod
     def read(cls, path: Path) -> Owner | None:
         """The owner that a file names; None where there is none, or nothing that makes sense."""
         try:
             document: Any = json.loads(path.read_bytes())
-            fields = {name: kind(document[name]) for name, kind in _FIELDS.items()}
+            return cls(str(document["host"]), int(document["pid"]), float(document["since"]))
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
-        return cls(**fields)
 
     def to_json(self) -> bytes:
         """The bytes that :meth:`read` takes."""
         return json.dumps(asdict(self), sort_keys=True).encode()
 
-    def alive(self) -> bool | None:
-        """Whether the process runs; None where that cannot be seen from here."""
-        if (self.host, self.boot, self.namespace) != _here():
-            return None
-        process = _process(self.pid)
-        return process is not None and process[0] not in "ZX" and process[1] == self.started
-
     def describe(self) -> str:
-        """For messages: ``pid 123 on host a, since 2026-11-30 12:00:03 (42 s)``."""
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        """For messages: ``pid 123 on host, since 2026-11-30 12:00:03 (42 s)``."""
+        try:
+            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        except (OverflowError, ValueError, OSError):
+            since = "an odd time"
         return f"pid {self.pid} on {self.host}, since {since} ({max(0, time.time() - self.since):.0f} s)"
 
 
-_FIELDS: dict[str, Any] = {"host": str, "boot": str, "namespace": str, "pid": int, "started": int, "since": float}
-
-
-def _here() -> tuple[str, str, str]:
+def _place() -> str:
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         boot = namespace = "unknown"
-    return socket.gethostname(), boot, namespace
+    return hashlib.sha256(f"{socket.gethostname()}\n{boot}\n{namespace}".encode()).hexdigest()[:12]
 
 
 def _process(pid: int) -> tuple[str, int] | None:

@@ -54,9 +54,9 @@ class Cache:
         place = CacheRoot(root.absolute(), decided_by)
         if not _has_layout(place) and create:
             with writing(place, "make the cache root"):
-                make_folder(place.locations, place)
-                write_atomically(place.own / "CACHEDIR.TAG", _TAG, place)
-                write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place)
+                make_folder(place.locations, place, durable=True)
+                write_atomically(place.own / "CACHEDIR.TAG", _TAG, place, durable=True)
+                write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place, durable=True)
         return cls(place)
 
     def require_room(self, needed: int) -> None:
@@ -100,7 +100,7 @@ class Cache:
             share_with_group(staged, self.root)
             fsync(staged)
         with writing(self.root, "rename into objects"):
-            make_folder(target.parent, self.root)
+            make_folder(target.parent, self.root, durable=True)
             # A link never replaces, so of two equal files the first keeps its inode and trees share it.
             with suppress(OSError):
                 target.hardlink_to(staged)
@@ -159,12 +159,11 @@ class Cache:
         else:
             allowed = ways("auto", shared_store=True)
         with writing(self.root, f"{'/'.join(allowed)} {dest.name}"):
-            make_folder(dest.parent, self.root)
+            make_folder(dest.parent, self.root, durable=False)
             try:
                 how = link_file(source, dest, allowed)
             except FileNotFoundError as error:
                 raise TryAgain(f"{source}: the object was removed meanwhile", code="object-gone") from error
-            share_with_group(dest, self.root)
             return LinkResult(how, dest.stat().st_size, dest)
 
     # Actions

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from overlay.cache.disk import fsync, make_folder, writing
+from overlay.cache.disk import fsync, make_folder, share_with_group, writing
+from overlay.cache.locks import lock
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, TryAgain
 
@@ -27,6 +28,9 @@ __all__ = ["Published", "is_our_link", "location_target", "publish_tree", "swing
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 _ATTEMPTS = 5
+# Seconds to wait for others who replace the same damaged tree, each after a quick check.
+_PATIENCE = 60.0
+_LOCK_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +56,20 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
     """
     target = root.tree(name)
     with writing(root, f"sync tree {name}"):
-        _sync_tree(staged)
-        make_folder(root.trees, root)
-    for _ in range(_ATTEMPTS):
-        with writing(root, f"rename into trees/{name}"):
-            try:
-                staged.rename(target)
-            except OSError as error:
-                if error.errno not in _TAKEN:
-                    raise
-            else:
-                fsync(root.trees)
+        _settle(root, staged)
+        make_folder(root.trees, root, durable=True)
+    if _move_in(root, staged, target):
+        return Published(target, "built")
+    if _is_sound(target, verify):
+        return Published(target, "adopted")
+    # Replacing is done by one at a time, lest the second move the first one's good tree aside.
+    with lock(root, f"tree-{name}"[:_LOCK_NAME], timeout=_PATIENCE, on_wait=None):
+        for _ in range(_ATTEMPTS):
+            if _is_sound(target, verify):
+                return Published(target, "adopted")
+            _move_aside(root, target)
+            if _move_in(root, staged, target):
                 return Published(target, "built")
-        if verify(target):
-            return Published(target, "adopted")
-        _move_aside(root, target)
     raise TryAgain(
         f"{target}: found damaged {_ATTEMPTS} times in a row, each time put there anew",
         code="tree-contended",
@@ -75,14 +78,36 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
     )
 
 
-def _sync_tree(staged: Path) -> None:
-    """Sync folders, and the files that are not links to (synced) objects."""
+def _move_in(root: CacheRoot, staged: Path, target: Path) -> bool:
+    """Rename a tree into place; False where something is there already."""
+    with writing(root, f"rename into trees/{target.name}"):
+        try:
+            staged.rename(target)
+        except OSError as error:
+            if error.errno in _TAKEN:
+                return False
+            raise
+        fsync(root.trees)
+    return True
+
+
+def _is_sound(target: Path, verify: Callable[[Path], bool]) -> bool:
+    try:
+        return verify(target)
+    except FileNotFoundError:  # somebody is replacing it at this moment
+        return False
+
+
+def _settle(root: CacheRoot, staged: Path) -> None:
+    """Sync folders, and the files that are not links to (synced) objects; give both their final modes."""
     for folder, _, names in os.walk(staged, topdown=False):
         for name in names:
             path = Path(folder, name)
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
+                share_with_group(path, root)
                 fsync(path)
+        share_with_group(Path(folder), root)
         fsync(Path(folder))
 
 
@@ -104,7 +129,7 @@ def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
     """
     location, wanted = root.location(name), _link_text(root.tree(tree).name)
     with writing(root, "make materialized_models"):
-        make_folder(root.locations, root)
+        make_folder(root.locations, root, durable=True)
     if root.locations.resolve() != root.path.resolve() / root.locations.name:
         raise CannotWrite(
             f"{root.locations}: a link to {root.locations.resolve()}, so links in it could not reach {root.own}",

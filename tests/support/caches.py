@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 from typing import TYPE_CHECKING
+
+from support.children import in_child
 
 from overlay.cache import Cache, is_small
 
@@ -38,6 +42,20 @@ def add_object(cache: Cache, data: bytes) -> Path:
         return cache.adopt_file(folder / "file", digest_of(data))
 
 
+def killed_build(cache: Cache) -> Path:
+    """The staging folder of a process that was killed while it wrote there."""
+
+    def work() -> None:
+        with cache.staging() as folder:
+            (folder / "half").write_bytes(b"12345")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    before = set(cache.root.staging.glob("*"))
+    assert in_child(work) == signal.SIGKILL
+    (folder,) = set(cache.root.staging.glob("*")) - before
+    return folder
+
+
 def build(
     root: Path, *, tree: str = TREE, location: str = LOCATION, files: dict[str, bytes] = FILES, model: str = MODEL
 ) -> Published:
@@ -68,13 +86,13 @@ def is_whole(tree: Path, files: dict[str, bytes] = FILES) -> bool:
     return there == {*files, "overlay_record.json"} and all((tree / p).read_bytes() == d for p, d in files.items())
 
 
-def assert_sound(root: Path, files: dict[str, bytes] = FILES) -> None:
-    """Nothing that a reader can see is half-made."""
+def assert_sound(root: Path, files: dict[str, bytes] = FILES, *, dangling: bool = False) -> None:
+    """Nothing that a reader can see is half-made; a location may be dangling where a tree is being removed."""
     own = root / ".overlay"
     for path in (own / "objects").glob("*/*/*"):
         assert f"{path.parent.parent.name}:{path.name}" == digest_of(path.read_bytes())
     for path in (own / "trees").glob("*"):
-        assert is_whole(path, files)
+        assert is_whole(path, files) or (dangling and not path.exists())
     for path in (root / "materialized_models").glob("*"):
         assert path.is_symlink()
-        assert is_whole(path, files)
+        assert is_whole(path, files) or (dangling and not path.exists())

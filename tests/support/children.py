@@ -57,6 +57,13 @@ def as_plain_user(work: Callable[[], Any]) -> Any:
     return in_child(work, uid=NOBODY if os.geteuid() == 0 else None)
 
 
+def open_to_all(folder: Path) -> None:
+    """Let the plain user of :func:`as_plain_user` work in a folder."""
+    folder.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+
+
 def _work_and_exit(work: Callable[[], Any], uid: int | None, writable: int) -> NoReturn:
     try:
         if uid is not None:
