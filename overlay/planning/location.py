@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
-from overlay.errors import BrokenInput
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import is_metadata
 
@@ -14,29 +13,27 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
     from overlay.registry import Entry
 
-__all__ = ["overlay_identity"]
+__all__ = ["fingerprint_notes", "overlay_identity"]
 
 
 def overlay_identity(entry: Entry, overlay: Repo) -> Identity:
-    """What a server's directory for this model is named by.
-
-    Raises:
-        BrokenInput: A commit of the Hub does not have the fingerprint that the registry holds for it. A folder may:
-            its name is no proof of what is in it.
-    """
+    """What a server's directory for this model is named by."""
     manifest = read_manifest(overlay)
-    fingerprint = _fingerprint(overlay)
-    if overlay.shared_store and entry.overlay_fingerprint not in (None, fingerprint):
-        raise BrokenInput(
-            f"{overlay.name}: its files have the fingerprint {fingerprint}; "
-            f"the registry says {entry.overlay_fingerprint}",
-            code="overlay-fingerprint",
-            hint="the overlay's files were changed or are incomplete: fetch it again, or correct the registry",
-            found=fingerprint,
-            expected=entry.overlay_fingerprint,
-        )
     return sglang.identity_of(
-        entry, fingerprint, manifest.materializer_version, manifest_source_revision=manifest.source_revision
+        entry,
+        _fingerprint(overlay),
+        manifest.materializer_version,
+        manifest_source_revision=manifest.source_revision,
+    )
+
+
+def fingerprint_notes(entry: Entry, identity: Identity) -> tuple[str, ...]:
+    """A note where the overlay's files are not those whose fingerprint the registry holds."""
+    if entry.overlay_fingerprint in (None, identity.overlay_fingerprint):
+        return ()
+    return (
+        (f"the files of {entry.overlay} have the fingerprint {identity.overlay_fingerprint[:16]}, the registry says "
+        f"{str(entry.overlay_fingerprint)[:16]}: a server with the published overlay looks in another directory"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, InvalidUsage, Untrusted
 from overlay.formats.manifest import read_manifest
-from overlay.planning.location import overlay_identity
+from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
 from overlay.planning.outputs import GeneratedFile
@@ -78,11 +78,13 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
             outputs = mappings(source, overlay, manifest)
         case name:
             raise ValueError(f"{entry.model}: recipe {name} without what it needs passed the registry")
+    notes = (*inventory.resolution.notes, *inventory.notes)
     if inventory.overlay is None:
         location = sglang.location_name(entry, None)
     else:
         identity = overlay_identity(entry, inventory.overlay)
         location = identity.location_name
+        notes += fingerprint_notes(entry, identity)
         marker = sglang.marker_bytes(identity, f"{entry.model}@{inventory.source.revision}")
         outputs = list(overlaid(outputs, [GeneratedFile(sglang.MARKER_NAME, marker)]))
     return Plan(
@@ -92,7 +94,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         outputs=finish(outputs, entry.model),
         adapters=adapters,
         reads=tuple(source(path) for path in reads),
-        notes=(*inventory.resolution.notes, *inventory.notes),
+        notes=notes,
     )
 
 
