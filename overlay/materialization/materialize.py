@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.errors import BrokenInput, InvalidUsage
+from overlay.fingerprint import bytes_digest
 from overlay.materialization import build
 from overlay.materialization.record import identity_of, pins_of, read_record, record_bytes, tree_name, versions
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
@@ -14,6 +15,7 @@ from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.state import find_state, is_settled
 from overlay.materialization.survey import Counters, Work, components, survey
 from overlay.materialization.verify import quick_problems
+from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
 from overlay.registry import resolve as resolve_model
 
@@ -137,7 +139,7 @@ def materialize(
         done = Materialization(the_plan.model, None, None, "reused" if work.is_done else "built", work.counters, 0.0)
         if not options.only:
             run = _run_report(work, made, engine, time.monotonic() - started)
-            done = _publish(done, work, made, cache, _identity(work.plan, inventory), run)
+            done = _publish(done, work, made, cache, _identity(work, made, inventory), run)
     return replace(done, seconds=time.monotonic() - started, notes=(*the_plan.notes, *cache.notes))
 
 
@@ -183,9 +185,25 @@ def _publish(
     return replace(done, path=tree, location=cache.swing_location(work.plan.location, name), result=result)
 
 
-def _identity(the_plan: Plan, inventory: Inventory) -> dict[str, Any]:
+def _identity(work: Work, made: build.Made, inventory: Inventory) -> dict[str, Any]:
     recipe = inventory.resolution.entry.recipe
-    return identity_of(the_plan, _pins(inventory), {"name": recipe.name, **recipe.options})
+    digests = _sha256_of_blobs(work, made, _repos(inventory))
+    return identity_of(work.plan, _pins(inventory), {"name": recipe.name, **recipe.options}, digests)
+
+
+def _sha256_of_blobs(work: Work, made: build.Made, repos: Mapping[str, Repo]) -> dict[tuple[str, str], str]:
+    """Of inputs that the Hub names by a git blob: so a record does not tell whether they came from it or a folder."""
+    carried = {
+        step.output.input: made.entries[step.output.path]["digest"]
+        for step in work.steps
+        if isinstance(step.output, CarriedFile)
+    }
+    return {
+        (item.repo, item.path): carried.get(item)
+        or bytes_digest(repos[item.repo].read_bytes(item.path), "sha256")  # the plan has read it
+        for item in work.plan.inputs()
+        if item.digest.startswith("sha1-git:")
+    }
 
 
 def _pins(inventory: Inventory) -> dict[str, Any]:
