@@ -325,6 +325,19 @@ def test_h04_peft_patterns_are_regular_expressions_first_match_wins(tmp_path: Pa
     assert adapter.pattern_rule.startswith("peft: ")
 
 
+def test_all_linear_means_every_matrix(tmp_path: Path) -> None:
+    """PEFT's shorthand stands for all linear layers: not for norms, nor for convolutions."""
+    linear = [f"{block}.attn.to_{part}" for block in ("blocks.0", "blocks.1", "refiner.0") for part in "kq"]
+    config = peft_config("all-linear")
+
+    adapter = read(write_adapter(tmp_path, pairs(linear) | pair("proj_out", out=3), config=config))
+
+    assert [p.module for p in adapter.pairs] == sorted([*linear, "proj_out"])
+
+    with pytest.raises(BrokenInput, match="1 of 7 targets of its config have no LoRA pair: proj_out"):
+        read(write_adapter(tmp_path, pairs(linear), config=config))
+
+
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
 def test_dtype_is_the_adapters_own(tmp_path: Path, dtype: str) -> None:
     """Adapter and base may be stored in different dtypes."""
