@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,10 +105,6 @@ def common_options(function: Callable[..., None]) -> Callable[..., None]:
         verbose: bool,
         **options: Any,
     ) -> None:
-        logging.basicConfig(
-            format="%(name)s: %(message)s",
-            level=logging.ERROR if quiet else logging.INFO if verbose else logging.WARNING,
-        )
         output = Output(json=as_json, quiet=quiet, verbose=verbose)
         function(Common(registry, cache_root, hub, offline, output), **options)
 

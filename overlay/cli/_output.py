@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_bytes", "format_seconds", "say", "style"]
 
 SCHEMA_VERSION = 1
+# Every control character but tab, line end, and the start of a colour.
+_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 Role = Literal["good", "warn", "bad", "dim", "strong"]
 _STYLES: dict[Role, dict[str, Any]] = {
@@ -33,8 +36,8 @@ class Output:
 
     Attributes:
         json: The result is one JSON document on stdout.
-        quiet: No remarks and no progress; warnings and errors stay.
-        verbose: Details too.
+        quiet: No remarks and no progress; errors stay.
+        verbose: More lines in the result.
     """
 
     json: bool
@@ -55,15 +58,6 @@ class Output:
         if not self.quiet:
             say(message, err=True)
 
-    def detail(self, message: str) -> None:
-        """Something for ``-v``."""
-        if self.verbose:
-            say(message, err=True)
-
-    def warning(self, message: str) -> None:
-        """Something that the user should act on though the command goes on."""
-        say(f"{style('warning', 'warn')}: {message}", err=True)
-
 
 def style(text: str, role: Role) -> str:
     """``text`` in the colour of its role; :func:`say` takes the colour out again where it does not belong."""
@@ -73,14 +67,20 @@ def style(text: str, role: Role) -> str:
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, in colour where the stream shows it.
 
-    ``NO_COLOR`` beats ``FORCE_COLOR``, which beats whether the stream is a terminal.
+    ``NO_COLOR`` beats ``FORCE_COLOR``, which beats whether the stream is a terminal. Control characters, which names
+    from a repo may hold, are shown and not sent; a path that is no valid text comes out as the bytes that it is.
     """
     stream = sys.stderr if err else sys.stdout
     if os.environ.get("NO_COLOR"):
         color = False
     else:
         color = bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
-    click.echo(text, err=err, color=color)
+    visible = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    plain = visible if color else click.unstyle(visible)
+    try:
+        click.echo(plain, err=err, color=True)
+    except UnicodeEncodeError:
+        click.echo(plain.encode(errors="surrogateescape"), err=err)
 
 
 def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ") -> list[str]:

@@ -132,7 +132,7 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     options = common.options(**choices)
     if dry_run:
         planned = PrewarmPlan(tuple(_planned(overlay.plan(model, options), common) for model in models))
-        common.output.result(planned, lambda: _plan_text(planned))
+        common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))
         return
     done = Prewarmed(
         tuple(
@@ -196,7 +196,7 @@ def _prewarmed(done: overlay.Materialization) -> PrewarmedModel:
     )
 
 
-def _plan_text(plan: PrewarmPlan) -> Iterator[str]:
+def _plan_text(plan: PrewarmPlan, *, verbose: bool) -> Iterator[str]:
     for model in plan.models:
         yield style(model.model, "strong")
         short = style("  NOT ENOUGH", "bad") if model.room > model.free else ""
@@ -208,6 +208,9 @@ def _plan_text(plan: PrewarmPlan) -> Iterator[str]:
             rows.append(["adapters", f"{pairs}, rule {model.rule}"])
         rows += [["note", note] for note in model.notes]
         yield from columns(rows)
+        if verbose:
+            yield from columns([[file.how, format_bytes(file.size), file.path] for file in model.files])
+            yield from columns([["download", path] for path in model.missing])
 
 
 def _by_component(files: tuple[PlannedFile, ...]) -> dict[str, list[PlannedFile]]:

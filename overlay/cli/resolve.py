@@ -51,7 +51,7 @@ class ResolvedModel:
         registry: The registry file in force.
         entry: Where the entry was last changed, as ``file:line``.
         replaced: What an override replaced, a sentence each.
-        next: The command to run next.
+        next: The command to run next; null where this version cannot build the model.
     """
 
     model: str
@@ -69,7 +69,7 @@ class ResolvedModel:
     entry: str
     replaced: tuple[str, ...]
     notes: tuple[str, ...]
-    next: str
+    next: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ def _document(common: Common, found: overlay.Resolved) -> ResolvedModel:
     resolution, state = found.resolution, found.state
     entry = resolution.entry
     folder = resolution.source_folder
-    verb = {"present": ("verify",), "unknown": ("prewarm", "--dry-run")}.get(state.name, ("prewarm",))
+    pinned = all(pin.revision is not None for pin in entry.pins)
     return ResolvedModel(
         model=resolution.model,
-        pinned=all(pin.revision is not None for pin in entry.pins),
+        pinned=pinned,
         source=PinnedRepo(str(folder), "local", None) if folder else _repo(entry.source),
         overlay=_repo(entry.overlay) if entry.overlay else None,
         needs=tuple(_repo(need.pin, need.components) for need in entry.needs),
@@ -141,8 +141,19 @@ def _document(common: Common, found: overlay.Resolved) -> ResolvedModel:
         entry=f"{entry.origin}:{entry.line}",
         replaced=found.replaced,
         notes=tuple(note for note in resolution.notes if note not in found.replaced),
-        next=common.command(verb[0], str(folder or resolution.model), *verb[1:]),
+        next=_next(common, found, pinned=pinned),
     )
+
+
+def _next(common: Common, found: overlay.Resolved, *, pinned: bool) -> str | None:
+    resolution = found.resolution
+    name = str(resolution.source_folder or resolution.model)
+    if found.state.name == "present":
+        return common.command("verify", name)
+    if resolution.entry.recipe.name == "python":
+        return None
+    flags = [*([] if pinned else ["--allow-floating"]), *(["--dry-run"] if found.state.name == "unknown" else [])]
+    return common.command("prewarm", name, *flags)
 
 
 def _repo(pin: Pin, components: tuple[str, ...] = ()) -> PinnedRepo:
@@ -166,7 +177,8 @@ def _text(found: ResolvedModel) -> Iterator[str]:
     pinned = "pinned" if found.pinned else "floating"
     why = f" ({found.why})" if found.why else ""
     rows.append(["state", f"{style(found.state, _ROLES[found.state])}, {pinned}{why}"])
-    rows.append(["next", found.next])
+    if found.next:
+        rows.append(["next", found.next])
     yield from columns(rows)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 import pytest
@@ -86,12 +87,36 @@ def test_colours(monkeypatch: pytest.MonkeyPatch, terminal: bool, variables: dic
     assert coloured == ("\x1b[" in stream.getvalue())
 
 
-def test_quiet_drops_remarks_but_no_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_drops_remarks(capsys: pytest.CaptureFixture[str]) -> None:
     """-q silences what is only nice to know."""
-    output = _output.Output(json=False, quiet=True, verbose=False)
+    for quiet in (True, False):
+        _output.Output(json=False, quiet=quiet, verbose=False).remark(f"quiet {quiet}")
 
-    output.remark("remark")
-    output.detail("detail")
-    output.warning("danger")
+    assert capsys.readouterr().err == "quiet False\n"
 
-    assert capsys.readouterr().err == "warning: danger\n"
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\x1b]0;title\x07b", "a\\x1b]0;title\\x07b"),
+        ("a\x1b[2Jb\r", "a\\x1b[2Jb\\r"),
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("tab\tand\nline", "tab\tand\nline"),
+        ("\x9bcsi", "\\x9bcsi"),
+    ],
+)
+def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str], text: str, expected: str) -> None:
+    """A name from a repo cannot steer the terminal."""
+    _output.say(text)
+
+    assert capsys.readouterr().out == f"{expected}\n"
+
+
+def test_paths_that_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path of any bytes is printed as these bytes, for use in a command line."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
+
+    _output.say(os.fsdecode(b"/data/\xff"))
+
+    assert written.getvalue() == b"/data/\xff\n"
