@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +11,8 @@ from pathlib import Path
 import generate_docs
 import pytest
 
-from overlay.cli._main import cli
+import overlay
+from overlay.cli._main import cli, run
 
 pytestmark = pytest.mark.no_torch
 
@@ -106,3 +109,49 @@ def test_readme_example_runs(
     result, path, sound = capsys.readouterr().out.split()
     assert (result, sound) == ("built", "True")
     assert Path(path).is_dir()
+
+
+def test_every_option_of_the_api_is_described() -> None:
+    """The table of the API page lists the fields of Options, and every public name is on the page."""
+    page = (ROOT / "docs/reference/python-api.md").read_text()
+    fields = [field.name for field in dataclasses.fields(overlay.Options)]
+
+    assert fields == re.findall(r"^\| `(\w+)` \| [^|]+ \| ", page.split("## Options")[1].split("##")[0], re.MULTILINE)
+    assert [name for name in overlay.__all__ if name not in page] == []
+
+
+def test_every_variable_is_described() -> None:
+    """A variable whose name is a string of the program is on the environment page."""
+    named = set()
+    for path in Path(overlay.__file__).parent.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                continue
+            texts = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+            named |= {text for text in texts if re.fullmatch(r"(OVERLAY|SGLANG|MKL)_[A-Z_]+[A-Z]", str(text))}
+    page = (ROOT / "docs/reference/environment.md").read_text()
+
+    assert {"OVERLAY_REGISTRY", "SGLANG_DIFFUSION_CACHE_ROOT"} <= named
+    assert sorted(name for name in named if name not in page) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "args", "message"),
+    [
+        ({"OVERLAY_PREWARM_JOBS": "many"}, ["prewarm", "a/b"], "many"),
+        ({"OVERLAY_CACHE_GC_MAX_AGE": "old"}, ["cache", "gc"], "old"),
+    ],
+)
+def test_options_have_variables(
+    variables: dict[str, str],
+    args: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """OVERLAY_<COMMAND>_<OPTION> is read, as the environment page says."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+    assert run(args) == 2
+    assert message in capsys.readouterr().err
