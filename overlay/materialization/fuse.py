@@ -106,7 +106,7 @@ def fuse(
     checkpoint = read_checkpoint(book.files)
     books = [_adapter_book(number, path, memo) for number, path in enumerate(adapters, 1)]
     sources = read_adapters([(b, path, None) for b, path in books], base_tensors(checkpoint))
-    refuse_fused_twice(book, "", sources)
+    refuse_fused_twice(Folder(base.resolve().parent), base.resolve().name, sources)
     along, left_out = _others(book, checkpoint)
     outputs = [*fuse_checkpoint(book, checkpoint, sources, ""), *(CarriedFile(p, book(p)) for p in along)]
     plan = Plan(base.resolve().name, rule, out.name, finish(outputs, str(base)), adapter_uses(sources))

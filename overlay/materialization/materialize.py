@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from overlay.cache.trees import check_location
 from overlay.errors import BrokenInput, InvalidUsage
 from overlay.fingerprint import bytes_digest
 from overlay.materialization import build
@@ -64,7 +65,10 @@ def plan(model: str, options: Options = DEFAULTS) -> Work:
     resolution = resolve_model(model, load_registry(options.registry))
     cache = open_cache(options, create=False)
     inventory = _inventory(resolution, options, cache, write=False)
-    return survey(_plan(inventory, options), _repos(inventory), cache, options.link)
+    the_plan = _plan(inventory, options)
+    if not options.only:
+        check_location(cache.root, the_plan.location)
+    return survey(the_plan, _repos(inventory), cache, options.link)
 
 
 def _inventory(resolution: Resolution, options: Options, cache: Cache, *, write: bool) -> Inventory:
@@ -131,6 +135,8 @@ def materialize(
     cache = open_cache(options, create=True)
     inventory = _inventory(resolution, options, cache, write=True)
     the_plan = _plan(inventory, options)
+    if not options.only:
+        check_location(cache.root, the_plan.location)
     with cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait):
         work = survey(the_plan, _repos(inventory), cache, options.link)
         cache.require_room(work.room)

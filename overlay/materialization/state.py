@@ -119,8 +119,11 @@ def _difference(record: Mapping[str, Any], entry: Entry, rule: str) -> str:
     """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit."""
     if record.get("rule") != rule:
         return f"built by rule {record.get('rule')}, asked for {rule}"
-    pins = record.get("pins") or {}
-    needs = pins.get("needs") or []
+    pins, needs = record.get("pins"), []
+    if isinstance(pins, dict) and isinstance(pins.get("needs"), list):
+        needs = pins["needs"]
+    else:
+        pins = {}
     built = [pins.get("source"), *([pins["overlay"]] if pins.get("overlay") else []), *needs]
     if len(built) != len(entry.pins):
         return "built from other repos"

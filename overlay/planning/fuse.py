@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from overlay.formats.adapters import Adapter
     from overlay.formats.checkpoint import Checkpoint
+    from overlay.formats.files import Files
     from overlay.formats.header import Header, TensorInfo
     from overlay.planning.outputs import OutputFile
     from overlay.planning.plan import InputBook
@@ -58,13 +59,16 @@ def adapter_uses(adapters: Sequence[AdapterSource]) -> tuple[AdapterUse, ...]:
     )
 
 
-def refuse_fused_twice(base: InputBook, folder: str, adapters: Sequence[AdapterSource]) -> None:
+def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSource]) -> None:
     """Refuse a base that a stamp says already holds one of these adapters.
+
+    Args:
+        base: Files that hold the base and, where there is one, the folder above it.
 
     Raises:
         BrokenInput: It does, or a stamp says that something was fused but not what.
     """
-    stamps = fused_adapters(base.files, folder)
+    stamps = fused_adapters(base, folder)
     if not stamps:
         return
     wanted = {book(adapter.weights).digest: adapter.name for book, adapter in adapters}
@@ -73,7 +77,7 @@ def refuse_fused_twice(base: InputBook, folder: str, adapters: Sequence[AdapterS
         if held or not stamp.digests:
             what = f"already holds {', '.join(held)}" if held else "was fused before"
             raise BrokenInput(
-                f"{base.files.where(folder)}: this base {what}, says {stamp.path}",
+                f"{base.where(folder)}: this base {what}, says {stamp.path}",
                 code="already-fused",
                 hint="give the original base; fusing an adapter twice doubles its effect",
                 stamp=stamp.path,

@@ -34,7 +34,7 @@ def lora(
     book, folder = books[base["repo"]], base["path"]
     checkpoint = read_checkpoint(book.files, folder)
     sources = read_adapters([(books[a["repo"]], a["path"], None) for a in adapters], base_tensors(checkpoint))
-    refuse_fused_twice(book, folder, sources)
+    refuse_fused_twice(book.files, folder, sources)
     prefix = f"{folder}/" if folder else ""
     replaced = {f"{prefix}{shard}" for shard in checkpoint.shards}
     held_here = {adapter.weights for adapter_book, adapter in sources if adapter_book is book}

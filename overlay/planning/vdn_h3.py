@@ -70,7 +70,7 @@ def vdn_h3(
     )
     _check_kinds(source, adapters)
     check_model_spec(source.files, stage, [adapter for _, adapter in adapters])
-    refuse_fused_twice(source, f"{BASE}/transformer", adapters)
+    refuse_fused_twice(source.files, f"{BASE}/transformer", adapters)
     uses = adapter_uses(adapters)
 
     outputs = overlaid(

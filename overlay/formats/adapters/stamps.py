@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from overlay.errors import NotHere
 from overlay.formats.strict_json import parse_object
 
 if TYPE_CHECKING:
@@ -46,15 +47,23 @@ def fused_adapters(files: Files, folder: str) -> tuple[Stamp, ...]:
     Raises:
         BrokenInput: A stamp that cannot be read.
     """
-    present = set(files.paths())
     places = [folder, folder.rpartition("/")[0]] if folder else [""]
     prefixes = [f"{place}/" if place else "" for place in places]
-    detailed = [prefix + name for prefix in prefixes for name in (_PREFUSED, _RECORD) if prefix + name in present]
-    markers = [prefix + _MARKER for prefix in prefixes if prefix + _MARKER in present]
+    detailed = [prefix + name for prefix in prefixes for name in (_PREFUSED, _RECORD) if _has(files, prefix + name)]
+    markers = [prefix + _MARKER for prefix in prefixes if _has(files, prefix + _MARKER)]
     if not detailed:
         return tuple(Stamp(path, ()) for path in markers)
     stamps = (_read(files, path) for path in detailed)
     return tuple(stamp for stamp in stamps if stamp is not None)
+
+
+def _has(files: Files, path: str) -> bool:
+    # Asked for by name: the folder above a base that is given by path may hold anything, and is not to be listed.
+    try:
+        files.size(path)
+    except NotHere:
+        return False
+    return True
 
 
 def _read(files: Files, path: str) -> Stamp | None:
