@@ -13,6 +13,7 @@ import stat
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from overlay.cache.layout import LAYOUT_VERSION
 from overlay.errors import CannotWrite, OverlayError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ __all__ = [
     "cannot_write",
     "free_room",
     "fsync",
+    "has_layout",
     "is_file_of",
     "make_folder",
     "share_with_group",
@@ -95,7 +97,7 @@ def free_room(path: Path) -> int:
 
 def existing(path: Path) -> Path:
     """``path``, or the nearest folder above it that exists."""
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises where it may not look
         path = path.parent
     return path
 
@@ -110,6 +112,27 @@ def fsync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def has_layout(root: CacheRoot) -> bool:
+    """Whether the root has a layout that this version knows; False where it has none yet.
+
+    Raises:
+        CannotWrite: It has another one, or cannot be entered.
+    """
+    with writing(root, "read the layout version"):
+        try:
+            text = root.version.read_text(encoding="ascii", errors="replace").strip()
+        except FileNotFoundError:
+            return False
+    if not text.isdecimal() or int(text) > LAYOUT_VERSION:
+        raise CannotWrite(
+            f"{root.version}: layout version {text[:20]!r}, this program knows versions to {LAYOUT_VERSION}",
+            code="layout-unknown",
+            hint="upgrade model-overlay, or choose another root with --cache-root or OVERLAY_CACHE_ROOT",
+            root=str(root.path),
+        )
+    return True
 
 
 def is_file_of(path: Path, size: int) -> bool:

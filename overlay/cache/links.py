@@ -18,7 +18,7 @@ from overlay.errors import BrokenInput
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SMALL_FILE", "How", "LinkMode", "LinkResult", "copy_file", "is_small", "link_file", "ways"]
+__all__ = ["SMALL_FILE", "How", "LinkMode", "LinkResult", "copy_file", "input_changed", "is_small", "link_file", "ways"]
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 How = Literal["reflink", "hardlink", "copy"]
@@ -98,12 +98,17 @@ def copy_file(source: Path, dest: Path) -> None:
             while view:
                 view = view[out.write(view) :]
     if copied != size:
-        raise BrokenInput(
-            f"{source}: changed while it was copied ({size} bytes at first, {copied} in the end)",
-            code="input-changed",
-            hint="let whatever writes it finish, then try again",
-            path=str(source),
-        )
+        raise input_changed(source, size, copied)
+
+
+def input_changed(source: Path, before: int, after: int) -> BrokenInput:
+    """The error of a source whose size changed between two looks at it."""
+    return BrokenInput(
+        f"{source}: changed while it was copied ({before} bytes at first, {after} in the end)",
+        code="input-changed",
+        hint="let whatever writes it finish, then try again",
+        path=str(source),
+    )
 
 
 def _copy_in_kernel(source: int, dest: int, size: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from overlay.cache.disk import has_layout
 from overlay.cache.trees import is_our_link, location_target
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest
@@ -96,7 +97,12 @@ class Files:
 
 
 def ls(root: CacheRoot) -> tuple[TreeInfo, ...]:
-    """Every tree, the last used first."""
+    """Every tree, the last used first.
+
+    Raises:
+        CannotWrite: A newer version of this program laid the root out, so nothing can be said or removed here.
+    """
+    has_layout(root)
     pointing: dict[Path, list[str]] = {}
     for name, target in locations_of(root).items():
         if target is not None:

@@ -14,6 +14,7 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ __all__ = ["Filesystem", "LinkOutlook", "Probe", "RootReport", "filesystem_of", 
 
 _LAYERED = {"overlay", "aufs", "fuse.fuse-overlayfs"}
 _OCTAL = re.compile(rb"\\([0-7]{3})")
-_SEARCHED = 10_000
+_SEARCHED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,8 @@ def probe_root(root: CacheRoot, hub: Path | None = None) -> RootReport:
             Probe("write", ok=False, why=_reason(error)),
             *(Probe(name, ok=None, why="not writable") for name in names),
         ]
-    return RootReport(root.path, root.decided_by, root.own.is_dir(), filesystem_of(root.path), tuple(probes))
+    exists = existing(root.own) == root.own
+    return RootReport(root.path, root.decided_by, exists, filesystem_of(root.path), tuple(probes))
 
 
 def link_outlook(root: CacheRoot, source: Path, mode: LinkMode, *, shared_store: bool) -> LinkOutlook:
@@ -185,22 +187,18 @@ def _try(name: str, probe: Callable[[Path], str | None], scratch: Path) -> Probe
 
 
 def _from_folder(hub: Path, scratch: Path) -> list[Probe]:
-    sample = next(_some_files(hub), None)
+    # A link changes the time stamps of an inode: take one whose digest is quickly computed again.
+    sample = min(_some_files(hub), key=lambda path: path.stat().st_size, default=None)
     if sample is None:
         return [Probe(name, ok=None, why=f"no file under {hub} to try with") for name in _FROM_FOLDER]
     return [_try(name, partial(_link, sample, how), scratch) for name, how in _FROM_FOLDER.items()]
 
 
 def _some_files(folder: Path) -> Iterator[Path]:
-    seen = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            if path.is_file() and not path.is_symlink() and path.stat().st_size:
-                yield path
-            seen += 1
-            if seen > _SEARCHED:
-                return
+    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    for path in islice(paths, _SEARCHED):
+        if path.is_file() and not path.is_symlink() and path.stat().st_size:
+            yield path
 
 
 def _link(source: Path, how: How, folder: Path) -> None:

@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from overlay.cache import actions, locks, trees
-from overlay.cache.disk import free_room, fsync, is_file_of, make_folder, share_with_group, write_atomically, writing
+from overlay.cache.disk import (
+    free_room,
+    fsync,
+    has_layout,
+    is_file_of,
+    make_folder,
+    share_with_group,
+    write_atomically,
+    writing,
+)
 from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
-from overlay.cache.links import LinkMode, LinkResult, link_file, ways
+from overlay.cache.links import LinkMode, LinkResult, input_changed, link_file, ways
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, NotHere, TryAgain
 
@@ -52,7 +61,7 @@ class Cache:
             CannotWrite: It cannot be made, or a newer version of this program laid it out.
         """
         place = CacheRoot(root.absolute(), decided_by)
-        if not _has_layout(place) and create:
+        if not has_layout(place) and create:
             with writing(place, "make the cache root"):
                 make_folder(place.locations, place, durable=True)
                 write_atomically(place.own / "CACHEDIR.TAG", _TAG, place, durable=True)
@@ -138,6 +147,8 @@ class Cache:
         with staging(self.root) as folder, writing(self.root, f"{'/'.join(allowed)} {source}"):
             staged = folder / source.name
             how = link_file(source, staged, allowed)
+            if staged.stat().st_size != size:
+                raise input_changed(source, size, staged.stat().st_size)
             return LinkResult(how, size, self.adopt_file(staged, digest))
 
     def place_file(self, source: Path, dest: Path, small: bool) -> LinkResult:  # noqa: FBT001 - what the file is, not a switch
@@ -210,27 +221,6 @@ class Cache:
     ) -> AbstractContextManager[bool]:
         """See :func:`overlay.cache.locks.lock`."""
         return locks.lock(self.root, name, timeout=timeout, on_wait=on_wait)
-
-
-def _has_layout(root: CacheRoot) -> bool:
-    """Whether the root has a layout that this version knows; False where it has none yet.
-
-    Raises:
-        CannotWrite: It has another one, or cannot be entered.
-    """
-    with writing(root, "read the layout version"):
-        try:
-            text = root.version.read_text(encoding="ascii", errors="replace").strip()
-        except FileNotFoundError:
-            return False
-    if not text.isdecimal() or int(text) > LAYOUT_VERSION:
-        raise CannotWrite(
-            f"{root.version}: layout version {text[:20]!r}, this program knows versions to {LAYOUT_VERSION}",
-            code="layout-unknown",
-            hint="upgrade model-overlay, or choose another root with --cache-root or OVERLAY_CACHE_ROOT",
-            root=str(root.path),
-        )
-    return True
 
 
 def _readable_size(source: Path) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Published", "is_our_link", "location_target", "publish_tree", "swing_location"]
+__all__ = ["Published", "check_location", "is_our_link", "location_target", "publish_tree", "swing_location"]
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 _ATTEMPTS = 5
@@ -121,15 +121,12 @@ def _move_aside(root: CacheRoot, target: Path) -> None:
         target.rename(aside / target.name)
 
 
-def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
-    """Make a location point to a tree, in one step; nothing is written where it does already.
+def check_location(root: CacheRoot, name: str) -> None:
+    """Find out before a build whether :func:`swing_location` will do at its end. Writes nothing.
 
     Raises:
         CannotWrite: Something that is not our link is in the way, or ``materialized_models`` lies elsewhere.
     """
-    location, wanted = root.location(name), _link_text(root.tree(tree).name)
-    with writing(root, "make materialized_models"):
-        make_folder(root.locations, root, durable=True)
     if root.locations.resolve() != root.path.resolve() / root.locations.name:
         raise CannotWrite(
             f"{root.locations}: a link to {root.locations.resolve()}, so links in it could not reach {root.own}",
@@ -137,6 +134,19 @@ def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
             hint=f"give the folder that holds it as the root: --cache-root {root.locations.resolve().parent}",
             path=str(root.locations),
         )
+    _current(root.location(name))
+
+
+def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
+    """Make a location point to a tree, in one step; nothing is written where it does already.
+
+    Raises:
+        CannotWrite: As :func:`check_location`, or the filesystem refused.
+    """
+    location, wanted = root.location(name), _link_text(root.tree(tree).name)
+    with writing(root, "make materialized_models"):
+        make_folder(root.locations, root, durable=True)
+    check_location(root, name)
     if _current(location) == wanted:
         return location
     with staging(root) as folder, writing(root, f"rename the link materialized_models/{name} into place"):

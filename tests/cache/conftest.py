@@ -27,4 +27,7 @@ def plain_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="overlay-test-", dir="/tmp"))
     open_to_all(folder)
     yield folder
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
     shutil.rmtree(folder)

@@ -21,7 +21,7 @@ from support.caches import (
     killed_build,
 )
 
-from overlay.cache import Cache, find, gc, ls, rm
+from overlay.cache import Cache, CacheRoot, find, gc, ls, rm
 from overlay.errors import CannotWrite, NotHere
 
 if TYPE_CHECKING:
@@ -347,6 +347,20 @@ def test_limits(root: Path, old: None, limits: dict[str, float], gone: str) -> N
     if "max_size" in limits:
         left = {(s.st_ino, s.st_size) for p in cache.root.own.rglob("*") if p.is_file() for s in [p.stat()]}
         assert sum(size for _, size in left) <= max(limits["max_size"], 1000)
+
+
+def test_a_newer_layout_is_left_alone(root: Path) -> None:
+    """What a newer version laid out is neither listed nor collected: it would be misread."""
+    build(root)
+    (root / ".overlay/version").write_text("2\n")
+    cache = CacheRoot(root)
+    before = snapshot(root)
+
+    for attempt in (ls, gc, lambda root: rm(root, [TREE])):
+        with pytest.raises(CannotWrite) as caught:
+            attempt(cache)
+        assert caught.value.code == "layout-unknown"
+    assert before == snapshot(root)
 
 
 def test_a_target_may_be_found_without_removing(root: Path) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.caches import LOCATION, TREE, add_object, build, digest_of, key_of
-from support.children import in_child, mount_read_only, mount_tmpfs, own_mounts
+from support.children import as_plain_user, in_child, mount_read_only, mount_tmpfs, own_mounts
 
 from overlay.cache import Cache, CacheRoot, cannot_write, choose_root, free_room, writing
 from overlay.errors import CannotWrite, NotHere
@@ -198,6 +198,28 @@ def test_h23_an_unwritable_home_is_named(tmp_path: Path) -> None:
 
     assert str(tmp_path / "home/.cache/sgl_diffusion") in str(caught.value)
     assert "comes from HOME" in caught.value.hint
+
+
+def test_h23_a_home_of_somebody_else_is_named(plain_folder: Path) -> None:
+    """A home that this user may not write in, or not even look into, leads to the same message."""
+
+    def work() -> tuple[str, str, int]:
+        home = plain_folder / "home"
+        home.mkdir()
+        home.chmod(0o500)
+        chosen = choose_root(None, {"HOME": str(home)})
+        with pytest.raises(CannotWrite) as caught:
+            Cache.open(chosen.path, create=True, decided_by=chosen.decided_by)
+        home.chmod(0)
+        room = free_room(chosen.path)
+        home.chmod(0o700)
+        return caught.value.code, caught.value.hint, room
+
+    code, hint, room = as_plain_user(work)
+
+    assert code == "not-permitted"
+    assert "comes from HOME" in hint
+    assert room > 0
 
 
 def test_free_room_is_what_the_system_says() -> None:

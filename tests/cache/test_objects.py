@@ -254,6 +254,16 @@ def test_a_source_that_changes_is_refused(
     assert list(cache.root.staging.iterdir()) == []
 
 
+def test_a_link_of_another_size_is_refused(cache: Cache, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone that does not have the size the source had is no object."""
+    monkeypatch.setattr(fcntl, "ioctl", lambda *_: 0)
+
+    with pytest.raises(BrokenInput, match="changed while it was copied"):
+        cache.link_object(source, DIGEST, "reflink", shared_store=True)
+
+    assert not cache.object_path(DIGEST).exists()
+
+
 @pytest.mark.parametrize(
     ("name", "shares"),
     [("model.safetensors", True), ("config.json", False), ("weights.bin", False)],

@@ -5,6 +5,7 @@ A fork needs no second import of the program, and what a test patched beforehand
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -61,15 +62,17 @@ def open_to_all(folder: Path) -> None:
     """Let the plain user of :func:`as_plain_user` work in a folder."""
     folder.chmod(0o755)
     if os.geteuid() == 0:
-        os.chown(folder, NOBODY, NOBODY)
+        with contextlib.suppress(PermissionError):
+            os.chown(folder, NOBODY, NOBODY)
 
 
 def _work_and_exit(work: Callable[[], Any], uid: int | None, writable: int) -> NoReturn:
     try:
         if uid is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            with contextlib.suppress(PermissionError):  # a root without privileges is as plain as any user
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
         outcome: tuple[Any, BaseException | None] = (work(), None)
     except BaseException as error:  # noqa: BLE001 - handed to the parent
         error.add_note("".join(traceback.format_exception(error)))
