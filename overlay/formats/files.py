@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.header import Header, read_header
 from overlay.formats.lfs import refuse_pointer
-from overlay.formats.local import file_stat, open_file, read_span
+from overlay.formats.local import explain_os_error, file_stat, open_file, read_span
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -164,7 +164,12 @@ class Folder:
         return self.root / safe_path(path, self.name)
 
     def _walk(self, folder: Path, prefix: str, above: frozenset[tuple[int, int]]) -> Iterator[str]:
-        found = folder.stat()
+        try:
+            found = folder.stat()
+            with os.scandir(folder) as scanned:
+                entries = list(scanned)
+        except OSError as error:
+            raise explain_os_error(folder, error) from error
         identity = (found.st_dev, found.st_ino)
         if identity in above:
             raise BrokenInput(
@@ -173,20 +178,18 @@ class Folder:
                 hint=f"remove the link: rm {folder}",
                 where=str(folder),
             )
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                path = prefix + entry.name
-                if not entry.name.isprintable() and _not_utf8(entry.name):
-                    raise BrokenInput(
-                        f"{folder}: file name {os.fsencode(entry.name)!r} is not UTF-8",
-                        code="unsafe-path",
-                        hint="rename the file",
-                        where=str(folder),
-                    )
-                if _is_folder(entry):
-                    yield from self._walk(folder / entry.name, path + "/", above | {identity})
-                else:
-                    yield path
+        for entry in entries:
+            if _not_utf8(entry.name):
+                raise BrokenInput(
+                    f"{folder}: file name {os.fsencode(entry.name)!r} is not UTF-8",
+                    code="unsafe-path",
+                    hint="rename the file",
+                    where=str(folder),
+                )
+            if _is_folder(entry):
+                yield from self._walk(folder / entry.name, f"{prefix}{entry.name}/", above | {identity})
+            else:
+                yield prefix + entry.name
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["file_stat", "open_file", "read_span"]
+__all__ = ["explain_os_error", "file_stat", "open_file", "read_span"]
 
 
 def file_stat(path: Path) -> os.stat_result:
@@ -27,7 +27,7 @@ def file_stat(path: Path) -> os.stat_result:
     try:
         found = path.stat()
     except OSError as error:
-        raise _explain(path, error) from error
+        raise explain_os_error(path, error) from error
     _require_regular(path, found)
     return found
 
@@ -43,7 +43,7 @@ def open_file(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise _explain(path, error) from error
+        raise explain_os_error(path, error) from error
     try:
         found = os.fstat(descriptor)
         _require_regular(path, found)
@@ -73,7 +73,8 @@ def _require_regular(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _explain(path: Path, error: OSError) -> OverlayError:
+def explain_os_error(path: Path, error: OSError) -> OverlayError:
+    """The error of this program for one that the system gave when ``path`` was to be read."""
     where = str(path)
     if path.is_symlink() and not isinstance(error, PermissionError):
         target = str(path.readlink())

@@ -8,21 +8,16 @@ import os
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from support.users import other_user
 
 from overlay.errors import BrokenInput, NotHere, TryAgain
 from overlay.fingerprint import DigestMemo, memo
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.no_torch
 
-NOBODY = 65534
 SETTLED = 10 * 10**9
 
 
@@ -109,6 +104,17 @@ def test_a_young_mtime_counts_as_well_as_a_young_ctime(tmp_path: Path, clock: Cl
     assert clock.hashed == 2
 
 
+def test_a_young_ctime_counts_under_an_old_mtime(tmp_path: Path, clock: Clock) -> None:
+    """A file that was just unpacked has its old modification time and may still be written to."""
+    clock.offset = 0
+    path = _file(tmp_path / "x")
+    os.utime(path, ns=(0, 0))
+    digests = DigestMemo(tmp_path / "memo")
+
+    assert digests.sha256(path) == digests.sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+
+
 def test_without_help_a_new_file_is_hashed_each_time_until_it_rests(tmp_path: Path, clock: Clock) -> None:
     """The same with the real clock: nothing is believed about a file that was just written."""
     clock.offset = 0
@@ -151,6 +157,37 @@ def test_changed_content_with_size_and_mtime_restored_is_seen_by_its_ctime(tmp_p
     assert clock.hashed == 2
 
 
+@pytest.mark.parametrize("field", range(4), ids=["inode", "size", "mtime", "ctime"])
+def test_every_part_of_the_identity_counts(tmp_path: Path, clock: Clock, field: int) -> None:
+    """An entry that differs from the file in one number is not believed."""
+    path = _file(tmp_path / "x")
+    DigestMemo(tmp_path / "memo").sha256(path)
+    (entry,) = (tmp_path / "memo").iterdir()
+    document = json.loads(entry.read_bytes())
+    found = path.stat()
+    assert document["identity"] == [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    document["identity"][field] += 1
+    entry.write_text(json.dumps({**document, "digest": _sha256(b"of another time")}))
+
+    assert DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+
+
+def test_an_entry_is_replaced_and_never_rewritten(tmp_path: Path, clock: Clock) -> None:
+    """Whoever reads the old entry meanwhile reads it whole."""
+    path = _file(tmp_path / "x")
+    DigestMemo(tmp_path / "memo").sha256(path)
+    (entry,) = (tmp_path / "memo").iterdir()
+
+    with entry.open("rb") as old:
+        path.write_bytes(b"other content")
+        DigestMemo(tmp_path / "memo").sha256(path)
+        assert json.loads(old.read())["digest"] == _sha256(b"weights!")
+
+    assert json.loads(entry.read_bytes())["digest"] == _sha256(b"other content")
+    assert clock.hashed == 2
+
+
 def test_without_a_folder_it_remembers_in_memory(tmp_path: Path, clock: Clock) -> None:
     """Nothing is written anywhere, and nothing outlives the memo."""
     path = _file(tmp_path / "x")
@@ -173,19 +210,6 @@ def test_a_folder_that_cannot_be_made_costs_nothing_but_time(tmp_path: Path, clo
     assert clock.hashed == 2
 
 
-@contextmanager
-def _other_user() -> Iterator[None]:
-    """Runs the block without root's right to write everywhere."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def test_a_read_only_folder_is_read_and_not_written(clock: Clock) -> None:
     """A hit works on somebody else's cache; a miss is computed and kept in memory."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are closed to other users
@@ -198,7 +222,7 @@ def test_a_read_only_folder_is_read_and_not_written(clock: Clock) -> None:
             entry.chmod(0o444)
         before = sorted(folder.iterdir())
 
-        with _other_user():
+        with other_user():
             digests = DigestMemo(folder)
             assert digests.sha256(known) == _sha256(b"weights!")
             assert clock.hashed == 1

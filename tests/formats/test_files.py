@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.tensors import lfs_pointer, u8, write_tensors
+from support.users import other_user
 
-from overlay.errors import BrokenInput, NotHere
+from overlay.errors import BrokenInput, NotHere, Refused
 from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE, Folder, safe_path
 
 pytestmark = pytest.mark.no_torch
@@ -216,3 +218,23 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BrokenInput, match="is not UTF-8"):
         Folder(tmp_path).paths()
+
+
+def test_what_may_not_be_read_is_refused_by_name() -> None:
+    """Folders and files of another user are named, in the listing and when they are read."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:  # pytest's own folders are closed to other users
+        world = Path(name)
+        world.chmod(0o755)
+        (world / "closed").mkdir(mode=0o700)
+        (world / "open").mkdir()
+        (world / "open" / "x.json").write_text("{}")
+        (world / "open" / "x.json").chmod(0)
+        (world / "closed").chmod(0)
+
+        with other_user():
+            with pytest.raises(Refused, match="closed: no permission to read it"):
+                Folder(world).paths()
+            with pytest.raises(Refused, match=r"open/x\.json: no permission to read it"):
+                Folder(world).read_bytes("open/x.json")
+
+        (world / "closed").chmod(0o700)

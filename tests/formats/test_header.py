@@ -238,6 +238,10 @@ VALID_ODD = {
     "fp4": (tensors_file({"q": ("F4", [2, 4], b"abcd")}), ["q"]),
     "fp6": (tensors_file({"q": ("F6_E2M3", [4], b"abc"), "r": ("F6_E3M2", [8], b"abcdef")}), ["q", "r"]),
     "complex": (tensors_file({"c": ("C64", [1], bytes(8))}), ["c"]),
+    "empty tensor listed after its neighbour": (
+        _tensors(("a", U8_AT[0, 1]), ("e", U8_AT[0, 0]), data=b"a"),
+        ["e", "a"],
+    ),
     "listed out of file order": (
         _tensors(("b", U8_AT[1, 2]), ("c", U8_AT[2, 4]), ("a", U8_AT[0, 1]), data=b"abcd"),
         ["a", "b", "c"],
@@ -310,6 +314,15 @@ def test_a_header_of_exactly_the_limit_is_asked_for() -> None:
     length = 100_000_000
 
     assert length + 8 == needed_prefix(length.to_bytes(8, "little"), 2**40, "x")
+
+
+def test_a_header_may_end_with_the_file_and_not_one_byte_later() -> None:
+    """Nothing is asked for beyond the end of the file."""
+    first8 = (40).to_bytes(8, "little")
+
+    assert needed_prefix(first8, 48, "x") == 48
+    with pytest.raises(BrokenInput, match="47 bytes, expected at least 48"):
+        needed_prefix(first8, 47, "x")
 
 
 def test_hostile_values_do_not_flood_the_message() -> None:
