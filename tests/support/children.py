@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import traceback
+import warnings
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 
 def start_child(work: Callable[[], Any], *, uid: int | None = None) -> tuple[int, int]:
     """Fork. Returns the pid and the descriptor that the pickled outcome will be read from."""
     readable, writable = os.pipe()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Newer Pythons warn where threads run, those of numeric libraries too; the work here needs none of them.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid == 0:
         os.close(readable)
         _work_and_exit(work, uid, writable)
