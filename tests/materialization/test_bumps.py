@@ -92,7 +92,11 @@ def test_a_bump_that_changes_no_weight_builds_reads_and_writes_nothing(
     run_report = record(second)["run"]
     assert run_report["counters"] == asdict(Counters())
     reused = {item["path"]: item["why"] for item in run_report["reused"]}
-    assert set(reused) >= {*SHARDS, "video_vae/source/model.safetensors", "audio_vae/diffusion_pytorch_model.safetensors"}
+    assert set(reused) >= {
+        *SHARDS,
+        "video_vae/source/model.safetensors",
+        "audio_vae/diffusion_pytorch_model.safetensors",
+    }
     assert set(reused.values()) == {"same action key"}
     assert record(second)["pins"]["source"]["revision"] == bumped.source
 

@@ -44,7 +44,7 @@ def write_registry(path: Path, entries: str) -> Path:
     return path
 
 
-def options(hub: HubFolder, root: Path, **choices: Any) -> Options:
+def options(hub: HubFolder, root: Path, /, **choices: Any) -> Options:
     """Options that read from a hub folder, pinned to the revisions that it stands for."""
     stage = choices.pop("stage", STAGE)
     chosen = {"registry": vdn_registry(root.parent, hub, stage=stage), "hub": hub.root, "cache_root": root}
