@@ -32,8 +32,10 @@ def fingerprint_notes(entry: Entry, identity: Identity) -> tuple[str, ...]:
     if entry.overlay_fingerprint in (None, identity.overlay_fingerprint):
         return ()
     return (
-        (f"the files of {entry.overlay} have the fingerprint {identity.overlay_fingerprint[:16]}, the registry says "
-        f"{str(entry.overlay_fingerprint)[:16]}: a server with the published overlay looks in another directory"),
+        (
+            f"the files of {entry.overlay} have the fingerprint {identity.overlay_fingerprint[:16]}, the registry says "
+            f"{str(entry.overlay_fingerprint)[:16]}: a server with the published overlay looks in another directory"
+        ),
     )
 
 

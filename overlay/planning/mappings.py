@@ -55,12 +55,28 @@ def _select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[st
 
 
 def _matches(parts: list[str], pattern: list[str]) -> bool:
-    """Python's recursive glob: ``**`` is any number of folders, and no wildcard matches a leading dot."""
-    if not pattern:
-        return not parts
-    if pattern[0] == "**":
-        skip = parts and not parts[0].startswith(".") and _matches(parts[1:], pattern)
-        return bool(skip) or _matches(parts, pattern[1:]) or (len(pattern) == 1 and not parts)
-    if not parts or (parts[0].startswith(".") and not pattern[0].startswith(".")):
-        return False
-    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+    """Python's recursive glob: ``**`` is any number of folders, and no wildcard matches a leading dot.
+
+    Follows every way to match at once, so that a pattern full of ``**`` costs no more than its length.
+    """
+    reached = _through_folders({0}, pattern)
+    for part in parts:
+        hidden = part.startswith(".")
+        stepped = set()
+        for place in reached - {len(pattern)}:
+            if pattern[place] == "**":
+                if not hidden:
+                    stepped.add(place)
+            elif hidden == pattern[place].startswith(".") and fnmatchcase(part, pattern[place]):
+                stepped.add(place + 1)
+        reached = _through_folders(stepped, pattern)
+    return len(pattern) in reached
+
+
+def _through_folders(reached: set[int], pattern: list[str]) -> set[int]:
+    """With each place before a ``**``, the one behind it: ``**`` may stand for no folder at all."""
+    found = set(reached)
+    for place, part in enumerate(pattern):
+        if place in found and part == "**":
+            found.add(place + 1)
+    return found

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, InvalidUsage, Untrusted
 from overlay.formats.manifest import read_manifest
+from overlay.formats.model_index import read_model_index
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
@@ -15,6 +16,9 @@ from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.vdn_h3 import vdn_h3
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlay.formats.files import Files
     from overlay.formats.manifest import Manifest
     from overlay.hub import Inventory, Repo
     from overlay.planning.outputs import OutputFile
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "check_buildable", "make_plan"]
 
+MODEL_INDEX = "model_index.json"
 RULES = ("fp32-once", "openvdn")
 
 
@@ -78,6 +83,8 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
             outputs = mappings(source, overlay, manifest)
         case name:
             raise ValueError(f"{entry.model}: recipe {name} without what it needs passed the registry")
+    if overlay is not None:
+        _check_components(overlay.files, outputs)
     notes = (*inventory.resolution.notes, *inventory.notes)
     if inventory.overlay is None:
         location = sglang.location_name(entry, None)
@@ -96,6 +103,21 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         reads=tuple(source(path) for path in reads),
         notes=notes,
     )
+
+
+def _check_components(overlay: Files, outputs: Sequence[OutputFile]) -> None:
+    """Every component that the overlay's model index promises has a folder; a server refuses the tree otherwise."""
+    if MODEL_INDEX not in overlay.paths():
+        return
+    made = {output.path.partition("/")[0] for output in outputs if "/" in output.path}
+    missing = sorted(read_model_index(overlay, MODEL_INDEX).components.keys() - made)
+    if missing:
+        raise BrokenInput(
+            f"{overlay.where(MODEL_INDEX)}: names components that the recipe does not make: {', '.join(missing)}",
+            code="component-missing",
+            hint="pin an overlay and a source that belong together, or correct the entry's needs",
+            missing=missing,
+        )
 
 
 def _repos(inventory: Inventory) -> list[Repo]:

@@ -14,7 +14,7 @@ from overlay.formats.adapters import check_model_spec
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.rope import rope_inv_freq
 from overlay.formats.strict_json import dump_json, parse_object
-from overlay.formats.vdn import read_linear_branch
+from overlay.formats.vdn import read_linear_branch, read_stage_metadata
 from overlay.planning.carry import carry_folder, overlay_own_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Literal, OutputTensor, SafetensorsFile
@@ -212,7 +212,7 @@ def _provenance(
     return {
         "source_model_id": model,
         "vdn_checkpoint": stage,
-        "checkpoint_metadata": _json(source, f"{stage}/metadata.json"),
+        "checkpoint_metadata": read_stage_metadata(source.files, f"{stage}/metadata.json"),
         "merge": {
             "rule": MERGE_RULES[rule],
             "order": [adapter.name for _, adapter in adapters],
