@@ -148,10 +148,13 @@ class Builder:
         # Carried files last: what is built meanwhile leaves the time to check them.
         steps = sorted(work.steps, key=lambda step: isinstance(step.output, CarriedFile))
         total = sum(step.size for step in steps if step.how in ("build", "reflink", "hardlink", "copy"))
-        with self.cache.staging() as staging, phase("build", total) if total else nullcontext(_ignore) as update:
-            for number, step in enumerate(steps):
+        with phase("build", total) if total else nullcontext(_ignore) as update:
+            for step in steps:
                 if step.how == "build":
-                    made.entries[step.output.path] = self._build(step, staging / f"{number}.safetensors", made, update)
+                    # A folder a file, so that a hit makes none: it works on a root that cannot be written.
+                    with self.cache.staging() as staging:
+                        entry = self._build(step, staging / "built.safetensors", made, update)
+                    made.entries[step.output.path] = entry
                 elif isinstance(step.output, CarriedFile):
                     made.entries[step.output.path] = self._carry(step, step.output.input, made, update)
                 elif step.entry is not None:
