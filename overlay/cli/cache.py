@@ -210,10 +210,12 @@ def _details_text(found: CacheDetails) -> Iterator[str]:
     rows += [["from", pin] for pin in found.pins]
     if found.rule:
         rows.append(["rule", found.rule])
-    held = f", {format_bytes(found.held_outside)} stay: they have names outside the cache" if found.held_outside else ""
+    shared = model.size - found.frees - found.held_outside
+    kept = [f"{format_bytes(found.held_outside)} have names outside the cache"] if found.held_outside else []
+    kept += [f"{format_bytes(shared)} are shared with other trees"] if shared > 0 else []
     rows += [
         ["size", f"{format_bytes(model.size)} in {found.files} files"],
-        ["removing", f"frees {format_bytes(found.frees)}{held}"],
+        ["removing", "; ".join([f"frees {format_bytes(found.frees)}", *kept])],
         ["created", model.created],
         ["last used", model.last_used],
     ]

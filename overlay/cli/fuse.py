@@ -112,10 +112,11 @@ def _document(found: overlay.Fusion, rule: str, *, dry_run: bool) -> FusedFolder
 
 
 def _text(found: FusedFolder) -> Iterator[str]:
-    counts = {"read": found.bytes_read, "write": found.bytes_written, "link": found.bytes_linked}
-    moved = " · ".join(f"{verb} {format_bytes(count)}" for verb, count in counts.items() if count)
-    verb = "would fuse" if found.dry_run else f"fused in {format_seconds(found.seconds)}"
-    yield f"{style(found.path, 'strong')}  {verb} · {moved} · room {format_bytes(found.room)} · rule {found.rule}"
+    verbs = ("read", "write", "link") if found.dry_run else ("read", "wrote", "linked")
+    counts = (found.bytes_read, found.bytes_written, found.bytes_linked)
+    moved = " · ".join(f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count)
+    done = "would fuse" if found.dry_run else f"fused in {format_seconds(found.seconds)}"
+    yield f"{style(found.path, 'strong')}  {done} · {moved} · room {format_bytes(found.room)} · rule {found.rule}"
     rows = []
     for adapter in found.adapters:
         scales = ", ".join(f"{scale:g}" for scale in adapter.scales)

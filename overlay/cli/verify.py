@@ -12,7 +12,7 @@ import overlay
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_bytes, style
 from overlay.cli._progress import phases
-from overlay.errors import NotHere
+from overlay.errors import InvalidUsage, NotHere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,12 @@ def _folder(common: Common, target: str) -> Path:
 
     if (Path(target) / RECORD_NAME).is_file():
         return Path(target)
-    state = overlay.resolve(target, common.options()).state
+    try:
+        state = overlay.resolve(target, common.options()).state
+    except InvalidUsage as error:
+        if error.code == "unknown-folder":
+            return Path(target)  # to be told what it lacks
+        raise
     if state.tree is None:
         raise NotHere(
             f"{target}: {state.name}, nothing to verify",

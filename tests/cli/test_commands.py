@@ -212,6 +212,13 @@ def test_verify_what_is_not_there(world: World, document: Any, tmp_path: Path) -
     )
 
 
+def test_verify_a_folder_without_record(world: World, document: Any, tmp_path: Path) -> None:
+    """A folder that no record describes cannot be verified, and is told so."""
+    found = document("error", "verify", str(tmp_path), status=3)
+
+    assert "record" in found["error"]["message"]
+
+
 def test_compare_with_itself(world: World, document: Any) -> None:
     """A directory equals itself."""
     found = document("compare", "compare", str(tree(world.cache)), str(tree(world.cache)))

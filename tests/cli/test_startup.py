@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import overlay
+
 pytestmark = pytest.mark.no_torch
 
 # Everything that is slow to import and that no query needs. Of huggingface_hub only the constants are allowed.
@@ -40,3 +42,10 @@ def test_queries_import_nothing_heavy(args: list[str], status: int) -> None:
     done = subprocess.run([sys.executable, "-c", CODE, *args], capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines()[-1] == f"{status} []"
+
+
+def test_runs_as_a_module() -> None:
+    """`python -m overlay` is the program."""
+    done = subprocess.run([sys.executable, "-m", "overlay", "--version"], capture_output=True, text=True, check=True)
+
+    assert done.stdout == f"overlay {overlay.__version__}\n"
