@@ -47,7 +47,7 @@ def test_both_names_of_the_video_vae_are_one_inode(shared_build: Built) -> None:
 @pytest.mark.parametrize("dtype", ["BF16", "F16"])
 def test_the_plain_rebuild_fuses_by_the_written_rule(dtype: str) -> None:
     """The rebuild's own arithmetic equals the exact loop, two pairs and a scale that is no power of two included."""
-    dice, rows, cols, rank = random.Random(5), 5, 7, 6  # noqa: S311 - test data
+    dice, rows, cols, rank = random.Random(5), 5, 7, 6
     torch_dtype = {"BF16": torch.bfloat16, "F16": torch.float16}[dtype]
 
     def tensor(data: bytes, *shape: int) -> torch.Tensor:

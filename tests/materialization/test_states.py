@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.checkpoints import copy_hub
-from support.models import STAGE_B, VDN, options, vdn_registry, write_registry
+from support.models import STAGE_B, VDN, options, vdn_registry
 from support.published_rule import files_of
 
 from overlay.demo.revisions import bump_readme
@@ -225,7 +225,7 @@ def test_an_entry_that_floats_is_present_at_any_commit(built: Built, tmp_path: P
     """Nobody has established a commit, so any agrees; the run still looks what it would be today."""
     registry = built.options().registry
     assert registry is not None
-    floating = write_registry(tmp_path / "floating.yaml", "")
     text = registry.read_text().replace(f"source: {{revision: {built.hub.source}}}", 'source: {floating: "no release"}')
+    floating = tmp_path / "floating.yaml"
     floating.write_text(text)
     assert state_of(built, registry=floating).name == "present"

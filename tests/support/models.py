@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ STAGE, STAGE_B = "stage-dmd-step-250", "stage-b-step-2000"
 def vdn_registry(folder: Path, hub: HubFolder, *, stage: str = STAGE, overlay: str = "") -> Path:
     """A registry that pins the revisions which ``hub`` stands for; ``overlay``: more lines of that section."""
     return write_registry(
-        folder / f"registry-{hub.source[:12]}-{stage}.yaml",
+        folder,
         f"""\
   {VDN}:
     source: {{revision: {hub.source}}}
@@ -37,10 +38,12 @@ def vdn_registry(folder: Path, hub: HubFolder, *, stage: str = STAGE, overlay: s
     )
 
 
-def write_registry(path: Path, entries: str) -> Path:
-    """A registry file with these entries."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"schema_version: 1\nmodels:\n{entries}")
+def write_registry(folder: Path, entries: str) -> Path:
+    """A registry file with these entries, named by what is in it: another one is another file."""
+    text = f"schema_version: 1\nmodels:\n{entries}"
+    path = folder / f"registry-{hashlib.sha256(text.encode()).hexdigest()[:12]}.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
     return path
 
 

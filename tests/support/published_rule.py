@@ -1,6 +1,6 @@
 """The materialized VDN-H3 tree, made the plain way: whole tensors in memory, one statement for each step of the format.
 
-Uses torch, the safetensors library and ``json``, and nothing of the product but where a made hub folder keeps its repos.
+Uses torch, the safetensors library and ``json``, and of the product only where a made hub folder keeps its repos.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from overlay.demo.checkpoint import HubFolder
 
-__all__ = ["fold", "files_of", "ordered_product", "published_tree", "rope_file", "shard_metadata"]
+__all__ = ["files_of", "fold", "ordered_product", "published_tree", "rope_file", "shard_metadata"]
 
 STAGES = {"stage-dmd-step-250": ["default", "turbo"], "stage-b-step-2000": ["default"]}
 MODEL = "OpenVDN/vdn-minimax-h3"
