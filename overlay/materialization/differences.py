@@ -28,8 +28,9 @@ class ValueDifferences:
 
     Attributes:
         num_differing: Elements whose bits differ; where the dtype packs several elements in a byte, bytes.
-        max_abs: Largest absolute difference, over pairs in which both are finite; None for dtypes without a value here.
-        max_ulp: Largest distance in units of the last place (steps between neighbouring floats); None for others.
+        max_abs: Largest absolute difference, over differing pairs in which both are finite; None where there are none,
+            and for dtypes without a value here.
+        max_ulp: Largest distance of such pairs in units of the last place (steps between neighbouring floats).
     """
 
     num_differing: int
@@ -72,8 +73,8 @@ def _sum(total: ValueDifferences | None, more: ValueDifferences) -> ValueDiffere
     return ValueDifferences(
         total.num_differing + more.num_differing,
         0,
-        None if total.max_abs is None or more.max_abs is None else max(total.max_abs, more.max_abs),
-        None if total.max_ulp is None or more.max_ulp is None else max(total.max_ulp, more.max_ulp),
+        max((value for value in (total.max_abs, more.max_abs) if value is not None), default=None),
+        max((value for value in (total.max_ulp, more.max_ulp) if value is not None), default=None),
     )
 
 
@@ -91,17 +92,25 @@ def _chunk_differences(a: bytes, b: bytes, dtype: str) -> ValueDifferences:
     kind = getattr(torch, _FLOATS.get(dtype) or _INTEGERS[dtype])
     values_a, values_b = (part[differing].view(kind).to(torch.float64) for part in (bits_a, bits_b))
     finite = values_a.isfinite() & values_b.isfinite()
-    distance = (values_a - values_b).abs()[finite]
-    max_abs = float(distance.max()) if distance.numel() else 0.0
+    if not finite.any():
+        return ValueDifferences(count, 0, None, None)
+    max_abs = float((values_a - values_b).abs()[finite].max())
     if dtype not in _FLOATS:
         return ValueDifferences(count, 0, max_abs, None)
-    steps_a, steps_b = (_ordered(part[differing][finite].to(torch.int64), bits) for part in (bits_a, bits_b))
-    # Distances between float64 of opposite signs do not fit an int64.
-    largest = max((abs(x - y) for x, y in zip(steps_a.tolist(), steps_b.tolist(), strict=True)), default=0)
-    return ValueDifferences(count, 0, max_abs, largest)
+    steps = (_ordered(part[differing][finite].to(torch.int64), bits) for part in (bits_a, bits_b))
+    return ValueDifferences(count, 0, max_abs, _largest_distance(*steps))
 
 
 def _ordered(bits: Tensor, width: int) -> Tensor:
     """Sign-magnitude bits as integers in the order of the floats, both zeros at 0."""
     magnitude = bits & ((1 << (width - 1)) - 1)
     return magnitude.where(bits >= 0, -magnitude)
+
+
+def _largest_distance(a: Tensor, b: Tensor) -> int:
+    """Of pairs of int64. It may need 64 bits itself, so it is found by halves first, then by the bits left over."""
+    low, high = a.minimum(b), a.maximum(b)
+    halves = (high >> 1) - (low >> 1)
+    largest = halves.max()
+    left_over = ((high & 1) - (low & 1))[halves == largest].max()
+    return 2 * int(largest) + int(left_over)
