@@ -308,9 +308,10 @@ def _everything(name: str, max_rank: int = 10**6, floor: tuple[int, int] = (1, 1
 
 
 def _mixed(rows: int, cols: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """BF16 values over a dozen binary orders, one in eight a zero of either sign."""
+    """BF16 values (fp32 ones for fp64) over a dozen binary orders, one in eight a zero of either sign."""
     generator = torch.Generator(GPU).manual_seed(seed)
-    values = torch.randn(rows, cols, generator=generator, device=GPU).to(torch.bfloat16).to(dtype)
+    values = torch.randn(rows, cols, generator=generator, device=GPU)
+    values = (values if dtype == torch.float64 else values.to(torch.bfloat16)).to(dtype)
     values *= 2.0 ** torch.randint(-6, 6, (rows, cols), generator=generator, device=GPU).to(dtype)
     pick = torch.randint(0, 16, (rows, cols), generator=generator, device=GPU)
     return values.masked_fill_(pick == 0, 0.0).masked_fill_(pick == 1, -0.0)

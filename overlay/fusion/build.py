@@ -151,7 +151,9 @@ def build_safetensors(
         blocks = {info.name: xxhash.xxh3_128() for info in layout.tensors}
         kernels: Counter[str] = Counter()
         source_of = _Sources(rule, engine, inputs)
-        units = (unit for info in layout.tensors for unit in _units(info, layout, source_of(wanted[info.name])))
+        units = (
+            unit for info in layout.tensors for unit in _units(info, layout, source_of(wanted[info.name], info.nbytes))
+        )
         for unit, view, (block, made) in _in_order(pool, make, units, buffers):
             whole.update(view)
             blocks[unit.tensor.name].update(block)
@@ -179,14 +181,17 @@ class _Sources:
         self._engine = engine
         self._inputs = inputs
 
-    def __call__(self, tensor: OutputTensor) -> _Source:
+    def __call__(self, tensor: OutputTensor, nbytes: int) -> _Source:
         pieces = [piece for piece in tensor.pieces if not isinstance(piece, Fused)]
         if len(pieces) == len(tensor.pieces):
-            return CopiedTensor(pieces, self._inputs)
+            copied = CopiedTensor(pieces, self._inputs)
+            if copied.nbytes != nbytes:
+                raise ValueError(f"{tensor.name}: pieces of {copied.nbytes} bytes, {nbytes} wanted")
+            return copied
         [piece] = tensor.pieces
         if self._engine is None or not isinstance(piece, Fused):
             raise ValueError(f"{tensor.name}: a fused weight stands alone and needs an engine")
-        from overlay.fusion.fused import FusedTensor  # noqa: PLC0415  # needs torch; copying does not
+        from overlay.fusion.fused import FusedTensor  # needs torch; copying does not
 
         return FusedTensor(tensor.name, piece, self._rule, self._engine, self._inputs)
 

@@ -14,7 +14,12 @@ are tested against. Torch offers no elementwise fused multiply-add; it is had fr
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["ordered_product"]
 
@@ -27,6 +32,7 @@ _FRACTION_BITS = 10
 _SMALLEST_BIT = -149
 _LARGEST_EXPONENT = 127
 _EXPONENT_BIAS = 127
+_INFINITY_BITS = 0x7F800000
 
 
 def ordered_product(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -41,15 +47,22 @@ def ordered_product(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
     """
     product = torch.zeros(b.shape[0], a.shape[1], dtype=b.dtype, device=b.device)
     exact = b.dtype == torch.float64 or _exact_in_fp32(b, a)
-    step = max(1, _BLOCK_ELEMENTS // a.shape[1]) if b.device.type == "cpu" else b.shape[0]
-    for start in range(0, b.shape[0], step):
-        total, rows = product[start : start + step], b[start : start + step]
-        if exact:
-            for k in range(a.shape[0]):
+    for block in _row_blocks(product):
+        total, rows = product[block], b[block]
+        for k in range(a.shape[0]):
+            if exact:
                 total.addcmul_(rows[:, k : k + 1], a[k : k + 1])
-        else:
-            _accumulate_through_fp64(total, rows.double(), a.double())
+            else:
+                _add_through_fp64(total, rows[:, k : k + 1], a[k : k + 1])
     return product
+
+
+def _row_blocks(matrix: torch.Tensor) -> Iterator[slice]:
+    """Cuts rows so that a block stays in a core's cache; a GPU takes all at once."""
+    rows, cols = matrix.shape
+    step = max(1, _BLOCK_ELEMENTS // cols) if matrix.device.type == "cpu" else rows
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 def _exact_in_fp32(b: torch.Tensor, a: torch.Tensor) -> bool:
@@ -62,21 +75,21 @@ def _exact_in_fp32(b: torch.Tensor, a: torch.Tensor) -> bool:
 
 def _exponent_range(values: torch.Tensor) -> tuple[int, int]:
     """Exponents of the smallest and largest magnitude that is not zero."""
-    magnitude = values.contiguous().view(torch.int32) & 0x7FFFFFFF
-    smallest = torch.where(magnitude == 0, 0x7F800000, magnitude).min()
-    exponents = (max(1, int(bits) >> 23) - _EXPONENT_BIAS for bits in (smallest, magnitude.max()))
-    low, high = exponents
-    return low, high
+    low, high = _INFINITY_BITS, 0
+    for block in _row_blocks(values):
+        magnitude = values[block].contiguous().view(torch.int32) & 0x7FFFFFFF
+        high = max(high, int(magnitude.max()))
+        low = min(low, int(magnitude.masked_fill_(magnitude == 0, _INFINITY_BITS).min()))
+    return max(1, low >> 23) - _EXPONENT_BIAS, max(1, high >> 23) - _EXPONENT_BIAS
 
 
-def _accumulate_through_fp64(total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
-    for k in range(a.shape[0]):
-        product = b[:, k : k + 1] * a[k : k + 1]
-        before = total.double()
-        rounded = product + before
-        virtual = rounded - product
-        error = (product - (rounded - virtual)) + (before - virtual)
-        bits = rounded.view(torch.int64)
-        towards = torch.where((error > 0) == (rounded > 0), 1, -1)
-        to_odd = torch.where((error != 0) & (bits & 1 == 0), towards, 0)
-        total.copy_((bits + to_odd).view(torch.float64))
+def _add_through_fp64(total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
+    """One step of k: ``b`` [rows, 1], ``a`` [1, cols]."""
+    product, before = b.double() * a.double(), total.double()
+    rounded = product + before
+    virtual = rounded - product
+    error = (product - (rounded - virtual)) + (before - virtual)
+    bits = rounded.view(torch.int64)
+    towards = torch.where((error > 0) == (rounded > 0), 1, -1)
+    to_odd = torch.where((error != 0) & (bits & 1 == 0), towards, 0)
+    total.copy_((bits + to_odd).view(torch.float64))

@@ -31,22 +31,21 @@ class Products:
 
     def of(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """D [rows, cols] in fp32, from ``b`` [rows, rank] and ``a`` [rank, cols] in their working dtype."""
-        if self._by_library(b, a):
-            return torch.mm(b, a).to(torch.float32)
-        return ordered_product(b, a).to(torch.float32)
+        product = torch.mm(b, a) if self._by_library(b, a) else ordered_product(b, a)
+        return product.to(torch.float32)
 
     def add_to(self, total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
         """Adds D to ``total`` (fp32, [rows, cols]) in place, rounding as ``total + D`` would."""
-        if b.dtype == torch.float32 and self._by_library(b, a):
+        if b.dtype != torch.float32:
+            total.add_(self.of(b, a))
+        elif self._by_library(b, a):
             # The library finishes D before it adds C: the same two roundings, one pass over memory less. Tested.
             total.addmm_(b, a)
         else:
-            total.add_(self.of(b, a))
+            total.add_(ordered_product(b, a))
 
     def _by_library(self, b: torch.Tensor, a: torch.Tensor) -> bool:
-        library = self._library
-        if library is not None and library.covers(b.shape[0], a.shape[1], a.shape[0], b.dtype):
-            self.elements[library.name] += b.shape[0] * a.shape[1]
-            return True
-        self.elements["ordered"] += b.shape[0] * a.shape[1]
-        return False
+        rows, rank, cols = b.shape[0], b.shape[1], a.shape[1]
+        trusted = self._library is not None and self._library.covers(rows, cols, rank, b.dtype)
+        self.elements[self._library.name if self._library and trusted else "ordered"] += rows * cols
+        return trusted

@@ -98,7 +98,7 @@ def data_of(path: Path) -> bytes:
 
 def seeded(seed: int) -> random.Random:
     """A generator of test data."""
-    return random.Random(seed)  # noqa: S311  # no secret
+    return random.Random(seed)  # no secret
 
 
 def random_values(dice: random.Random, count: int, dtype: str, *, spread: int = 6, tiny: bool = False) -> bytes:

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+import json, resource, sys
+from pathlib import Path
+from overlay.fusion.build import build_safetensors
+from overlay.fusion.engine import Engine
+from overlay.planning.outputs import Fused, Input, OutputTensor, Range, SafetensorsFile, Term
+
+folder, rows, cols, rank = Path(sys.argv[1]), *map(int, sys.argv[2:])
+
+def held(path, nbytes):
+    with (folder / path).open("wb") as file:
+        file.truncate(nbytes)
+    return Range(Input("local", "local", path, nbytes, ""), 0, nbytes)
+
+terms = tuple(
+    Term(str(i), "A", "B", held(f"a{i}", rank * cols * 2), held(f"b{i}", rows * rank * 2), "BF16", rank, 1.0)
+    for i in range(2)
+)
+weight = held("w", rows * cols * 2)
+spec = SafetensorsFile("x", {}, (OutputTensor("w", "BF16", (rows, cols), (Fused(weight, "BF16", rows, cols, terms),)),))
+build_safetensors(
+    spec, folder / "out", open_input=lambda source: folder / source.path, engine=Engine.start("cpu"),
+    rule="fp32-once", jobs=8, memory=512 * 2**20,
+)
+(folder / "out").unlink()
+print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "cols", "rank"), [(96768, 2688, 16), (28672, 5376, 64), (1344, 14336, 512)])
+def test_h19_peak_memory_does_not_depend_on_the_weight(tmp_path: Path, rows: int, cols: int, rank: int) -> None:
+    """The release's largest weights, with eight workers, stay under 1 GiB of resident memory, torch included."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path, str(rows), str(cols), str(rank)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) < 2**30
