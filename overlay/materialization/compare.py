@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from overlay.errors import NotHere
 from overlay.formats.header import read_header
+from overlay.formats.local import open_file, read_span
 from overlay.materialization.differences import ValueDifferences, value_differences
 from overlay.materialization.record import RECORD_NAME
 
@@ -83,7 +84,7 @@ def compare(a: Path, b: Path) -> Comparison:
 
     Raises:
         NotHere: One of them is no directory.
-        BrokenInput: A safetensors file cannot be read.
+        OverlayError: A file cannot be read.
     """
     for folder in (a, b):
         if not folder.is_dir():
@@ -113,16 +114,13 @@ def _files(root: Path) -> set[str]:
 
 
 def _same_bytes(a: Path, b: Path) -> bool:
-    status_a, status_b = a.stat(), b.stat()
-    if os.path.samestat(status_a, status_b):
-        return True
-    if status_a.st_size != status_b.st_size:
-        return False
-    with a.open("rb", buffering=0) as file_a, b.open("rb", buffering=0) as file_b:
-        while chunk := file_a.read(_CHUNK):
-            if chunk != file_b.read(len(chunk)):
-                return False
-    return True
+    with open_file(a) as (file_a, status_a), open_file(b) as (file_b, status_b):
+        if os.path.samestat(status_a, status_b):
+            return True
+        size = status_a.st_size
+        return size == status_b.st_size and all(
+            read_span(file_a, start, _CHUNK) == read_span(file_b, start, _CHUNK) for start in range(0, size, _CHUNK)
+        )
 
 
 @dataclass(frozen=True, slots=True)
