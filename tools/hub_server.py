@@ -173,6 +173,12 @@ class HubServer:
                 if fnmatch.fnmatchcase(request.method, method) and fnmatch.fnmatchcase(request.path, path)
             ]
 
+    def forget(self) -> None:
+        """Start counting anew, once the requests in flight have ended."""
+        self.asked()
+        with self._lock:
+            self.requests.clear()
+
     def payload(self) -> int:
         """Bytes of LFS files sent so far, looks at headers not counted."""
         return sum(request.payload for request in self.asked())

@@ -37,7 +37,7 @@ def write_library_base(hub: HubFolder) -> None:
 
     Every tensor keeps the dtype that the published base stores it in. Needs diffusers, and memory for each model.
     """
-    import diffusers  # noqa: PLC0415  # a dependency of this function alone
+    import diffusers  # a dependency of this function alone
 
     preset, weights = hub.preset, Weights(hub.preset.name, hub.seed)
     components: Sequence[tuple[str, str, Mapping[str, Any], Sequence[Tensor], int | str]] = [
@@ -67,7 +67,7 @@ def write_library_base(hub: HubFolder) -> None:
 
 
 def _state_dict(tensors: Sequence[Tensor], weights: Weights, scope: str) -> dict[str, Any]:
-    import torch  # noqa: PLC0415  # a dependency of --library alone
+    import torch  # a dependency of --library alone
 
     dtypes = {"BF16": torch.bfloat16, "F32": torch.float32}
     return {

@@ -9,10 +9,13 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+if TYPE_CHECKING:
+    import torch
 
 
 def read_pairs(adapter: Path) -> dict[str, tuple[torch.Tensor, torch.Tensor, float]]:

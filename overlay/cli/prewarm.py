@@ -168,7 +168,7 @@ def _planned(work: overlay.Work, common: Common) -> PlannedModel:
         adapters=tuple(PlannedAdapter(use.name, use.kind, use.num_pairs, use.scales) for use in work.plan.adapters),
         files=tuple(PlannedFile(step.output.path, step.how, _is_fused(step), step.size) for step in work.steps),
         missing=tuple(f"{item.repo}@{item.revision}/{item.path}" for item in work.missing),
-        notes=work.plan.notes,
+        notes=(*work.plan.notes, *work.notes),
     )
 
 

@@ -140,7 +140,7 @@ def _document(common: Common, found: overlay.Resolved) -> ResolvedModel:
         registry=resolution.registry_path,
         entry=f"{entry.origin}:{entry.line}",
         replaced=found.replaced,
-        notes=tuple(note for note in resolution.notes if note not in found.replaced),
+        notes=resolution.notes,
         next=_next(common, found, pinned=pinned),
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.cache.links import link_file, ways
+from overlay.cache.disk import existing
+from overlay.cache.links import ways
+from overlay.cache.probe import LinkOutlook, link_outlook
 from overlay.fingerprint import bytes_digest
 from overlay.formats.layout import canonical_layout
 from overlay.hub import HubRepo
@@ -72,6 +72,7 @@ class Work:
         missing: Inputs that are not on this host, in the order of the plan.
         counters: What a run will count.
         room: Bytes that the cache root's filesystem needs: what is written or copied, and downloads that land there.
+        notes: Why files are copied, where nobody asked for that.
     """
 
     plan: Plan
@@ -79,6 +80,7 @@ class Work:
     missing: tuple[Input, ...]
     counters: Counters
     room: int
+    notes: tuple[str, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -93,7 +95,7 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) 
         repos: By repo id, as in the plan's inputs.
         mode: How unchanged files may come into the cache.
     """
-    links = _LinkTrial(cache, mode, repos.values())
+    links = _Links(cache, mode, repos.values())
     steps = tuple(_step(output, plan.rule, repos, cache, links) for output in plan.outputs)
     wanted = [i for step in steps if step.how not in ("present", "generate", "alias") for i in inputs_of(step.output)]
     distinct = {(i.repo, i.path): i for i in wanted}
@@ -106,10 +108,10 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) 
     )
     room = sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
     room += sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
-    return Work(plan, steps, missing, counters, room)
+    return Work(plan, steps, missing, counters, room, links.notes())
 
 
-def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache, links: _LinkTrial) -> Step:
+def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache, links: _Links) -> Step:
     match output:
         case GeneratedFile():
             made = {"digest": bytes_digest(output.data, "sha256"), "size": len(output.data)}
@@ -126,7 +128,7 @@ def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache
             return Step(output, "present" if entry else "build", action, entry, payload, layout.file_size)
 
 
-def _carried_step(output: CarriedFile, rule: str, repo: Repo, cache: Cache, links: _LinkTrial) -> Step:
+def _carried_step(output: CarriedFile, rule: str, repo: Repo, cache: Cache, links: _Links) -> Step:
     source = output.input
     action = action_of(output, rule)
     entry: Mapping[str, Any] | None = None
@@ -165,46 +167,44 @@ def read_bytes_of(output: SafetensorsFile) -> int:
     return total
 
 
-class _LinkTrial:
-    """Finds how files can come into the cache by trying with one that is here: once a folder, once for the Hub's store.
+class _Links:
+    """How files can come into the cache, found with one that is here: once a folder, once for the Hub's store.
 
     Of a repo nothing may be here yet, but small files of another one are: a plan has read them.
     """
 
     def __init__(self, cache: Cache, mode: LinkMode, repos: Iterable[Repo]) -> None:
-        self._folder = _existing(cache.root.own)
+        self._root = cache.root
         self._mode: LinkMode = mode
         self._in_store = [repo for repo in repos if repo.shared_store]
-        self._known: dict[str, How] = {}
+        self._known: dict[str, LinkOutlook] = {}
 
     def way_from(self, repo: Repo) -> How:
         key = "" if repo.shared_store else repo.repo
         if key not in self._known:
-            self._known[key] = self._try(self._in_store if repo.shared_store else [repo])
-        return self._known[key]
+            self._known[key] = self._outlook(self._in_store if repo.shared_store else [repo])
+        # Where nothing works, the run says so, at its first write.
+        return self._known[key].how or ways(self._mode, shared_store=repo.shared_store)[-1]
 
-    def _try(self, repos: list[Repo]) -> How:
-        allowed = ways(self._mode, shared_store=repos[0].shared_store)
+    def notes(self) -> tuple[str, ...]:
+        """Why files are copied, where nobody asked for that."""
+        return tuple(
+            f"files of {repo or 'the Hub cache'} are copied ({outlook.why})"
+            for repo, outlook in self._known.items()
+            if outlook.how == "copy" and self._mode != "copy"
+        )
+
+    def _outlook(self, repos: list[Repo]) -> LinkOutlook:
         here = (path for repo in repos for name in repo.paths() if (path := repo.local(name)) is not None)
         sample = next(here, None)
-        if sample is None or len(allowed) == 1:
-            return allowed[-1]
-        try:
-            with tempfile.TemporaryDirectory(dir=self._folder, prefix=".overlay-link-trial-") as folder:
-                return link_file(sample.resolve(), Path(folder) / "sample", allowed)
-        except OSError:  # a root that cannot be written is reported where it matters, at the first write
-            return allowed[-1]
-
-
-def _existing(folder: Path) -> Path:
-    while not folder.is_dir() and folder != folder.parent:
-        folder = folder.parent
-    return folder
+        if sample is None:
+            return LinkOutlook(None, "no file is here yet to try with")
+        return link_outlook(self._root, sample, self._mode, shared_store=repos[0].shared_store)
 
 
 def _same_filesystem(repo: Repo, cache: Cache) -> bool:
     store = repo.snapshot if isinstance(repo, HubRepo) else cache.root.path
-    return _existing(store).stat().st_dev == _existing(cache.root.path).stat().st_dev
+    return existing(store).stat().st_dev == existing(cache.root.path).stat().st_dev
 
 
 def components(outputs: Iterable[OutputFile]) -> tuple[str, ...]:

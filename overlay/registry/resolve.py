@@ -6,7 +6,6 @@ The order and the matching are those of sglang 0.5.23, so that both take the sam
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,12 +59,11 @@ def resolve(model: str, registry: Registry) -> Resolution:
 def _resolution(
     registry: Registry, entry: Entry, notes: Iterable[str] = (), source_folder: Path | None = None
 ) -> Resolution:
-    replaced = registry.replaced.get(entry.model, ())
     pins = [pin for pin in entry.pins if not (source_folder and pin is entry.source)]
     floating = [f"{pin.repo} is not pinned: {pin.floating}" for pin in pins if pin.floating]
     if entry.recipe.name == "python":
         notes = (*notes, "building needs a sandboxed runner for the overlay's own Python, which this version lacks")
-    return Resolution(entry.model, entry, registry.path, (*replaced, *floating, *notes), source_folder)
+    return Resolution(entry.model, entry, registry.path, (*floating, *notes), source_folder)
 
 
 def _key_of(folder: Path, entries: Mapping[str, Entry]) -> str | None:
@@ -132,8 +130,7 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
     notes = [f"a server looks at this location only when it is started with exactly --model-path {model}"]
     if known:
         notes.insert(0, f"what the overlay does not say comes from {key} in {registry.path}")
-    # What overrides replaced in the registry's entry says nothing about this one.
-    return _resolution(replace(registry, replaced={}), entry, notes)
+    return _resolution(registry, entry, notes)
 
 
 def _source_model_id(folder: Path, found: str | None) -> str:

@@ -21,13 +21,15 @@ from support.caches import (
     killed_build,
 )
 
-from overlay.cache import Cache, CacheRoot, find, gc, ls, rm
+from overlay.cache import Cache, CacheRoot
+from overlay.cache.collecting import gc, rm
+from overlay.cache.listing import find, ls
 from overlay.errors import CannotWrite, NotHere
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.cache import Removal
+    from overlay.cache.collecting import Removal
 
 pytestmark = pytest.mark.no_torch
 

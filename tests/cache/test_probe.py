@@ -12,8 +12,9 @@ import pytest
 from support.caches import TREE, build
 from support.children import as_plain_user, in_child, mount_read_only, mount_tmpfs, own_mounts
 
-from overlay.cache import Cache, CacheRoot, filesystem_of, link_outlook, probe_root
+from overlay.cache import Cache, CacheRoot
 from overlay.cache import probe as module
+from overlay.cache.probe import filesystem_of, link_outlook, probe_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable

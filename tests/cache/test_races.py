@@ -11,7 +11,8 @@ import pytest
 from support.caches import FILES, LOCATION, TREE, add_object, assert_sound, build, digest_of
 from support.children import end_child, start_child
 
-from overlay.cache import Cache, gc
+from overlay.cache import Cache
+from overlay.cache.collecting import gc
 
 if TYPE_CHECKING:
     from collections.abc import Callable

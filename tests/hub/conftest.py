@@ -51,7 +51,7 @@ class World:
         """Fetch files (all by default), then forget the requests that it took."""
         repo = self.open()
         repo.fetch(paths or repo.paths(), None)
-        self.server.requests.clear()
+        self.server.forget()
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_range_reads_survive_an_endpoint_that_ignores_ranges(world: World) -> No
 def test_range_beyond_the_file_is_refused_without_a_request(world: World) -> None:
     """The listing knows the size."""
     repo = world.open()
-    world.server.requests.clear()
+    world.server.forget()
 
     with pytest.raises(BrokenInput, match=f"{repo.size(ONE)} bytes, expected at least"):
         repo.read_range(ONE, repo.size(ONE) - 1, 2)
@@ -274,7 +274,7 @@ def test_a_file_that_the_client_did_not_leave_there_is_an_error(world: World, mo
 def test_an_unknown_file_suggests_the_one_that_was_meant(world: World) -> None:
     """A path that the commit does not have names the repo and the nearest names, without a request."""
     repo = world.open()
-    world.server.requests.clear()
+    world.server.forget()
 
     with pytest.raises(NotHere, match=r"org/base@aaaaaaaaaaaa: has no file unet/confg\.json") as caught:
         repo.read_bytes("unet/confg.json")

@@ -119,7 +119,7 @@ def test_copies_instead_of_links_where_asked_for(online: Online) -> None:
 def test_a_hit_makes_no_request(online: Online) -> None:
     """Pinned and present: neither the run nor the look at it asks anything, offline or not."""
     materialize(VDN, online.options())
-    online.server.requests.clear()
+    online.server.forget()
     assert materialize(VDN, online.options()).result == "present"
     assert materialize(VDN, online.options(offline=True)).result == "present"
     assert online.server.requests == []
@@ -128,7 +128,7 @@ def test_a_hit_makes_no_request(online: Online) -> None:
 def test_everything_cached_and_pinned_builds_offline_without_a_request(online: Online) -> None:
     """Another root, the same cache of the Hub."""
     materialize(VDN, online.options())
-    online.server.requests.clear()
+    online.server.forget()
     done = materialize(VDN, online.options(cache_root=online.folder / "other", offline=True))
     assert done.result == "built"
     assert done.counters.downloaded == 0
@@ -142,7 +142,7 @@ def test_a_bump_that_changes_no_weight_downloads_no_payload(online: Online) -> N
     with HubServer(online.hub.root) as again:  # it lists what is there when it starts
         online.server.content = again.content
     shutil.rmtree(online.folder / "hf/hub")
-    online.server.requests.clear()
+    online.server.forget()
     done = materialize(VDN, online.options(bumped))
     assert (done.result, done.counters) == ("reused", Counters())
     assert online.server.payload() == 0

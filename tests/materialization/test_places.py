@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.checkpoints import copy_hub
 from support.children import as_plain_user, in_child, mount_read_only, mount_tmpfs, own_mounts
-from support.models import VDN, options
+from support.models import VDN, open_to_all, options
 from support.published_rule import files_of
 
 import overlay.cache.disk
@@ -226,16 +226,6 @@ def test_a_build_in_a_read_only_root_says_so_and_what_to_do(shared_build: Built,
     assert caught.value.code == "not-permitted"
     assert str(root) in caught.value.message
     assert "--cache-root" in str(caught.value.hint)
-
-
-def open_to_all(folder: Path) -> None:
-    """Let everybody read what is in a folder, and reach it."""
-    for path in (folder, *folder.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o444 | (0o111 if path.is_dir() else 0))
-    for parent in folder.parents[:4]:
-        if parent != Path("/") and parent.stat().st_uid == os.geteuid() and parent.name.startswith(("pytest", "test")):
-            parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o711)
 
 
 # Modes

@@ -58,13 +58,6 @@ def test_floating_and_python_are_said(registry: Registry) -> None:
     ]
 
 
-def test_overrides_are_said(tmp_path: Path) -> None:
-    """What an override replaced is in the notes of its model, and of no other."""
-    registry = load_text(tmp_path, registry_text(f"  {VDN}:\n    source: {{revision: {A}}}\n"))
-    assert "replaces" in resolve(VDN, registry).notes[0]
-    assert not any("replaces" in note for note in resolve("tencent/Hy-Nomas", registry).notes)
-
-
 def test_local_source_by_its_name(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder called like the part after the slash is the source of that model."""
     source = folder(tmp_path, "vdn-minimax-h3")
