@@ -10,7 +10,7 @@ import torch
 
 from overlay.errors import BrokenInput
 from overlay.fusion.inputs import place_of
-from overlay.fusion.rule import STORED, WORKING, Factors, all_finite
+from overlay.fusion.rule import STORED, WORKING, Factors, all_finite, require_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,9 +64,13 @@ class FusedTensor:
         name: For messages.
         piece: What to fold into what.
         rule: One of ``RULES``.
+
+    Raises:
+        InvalidUsage: An unknown rule.
     """
 
     def __init__(self, name: str, piece: Fused, rule: str, engine: Engine, inputs: OpenInputs) -> None:
+        require_rule(rule)
         self._name = name
         self._piece = piece
         self._rule = rule

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ordered_product"]
 
-_BLOCK_ELEMENTS = 2**16
+_BLOCK_ELEMENTS = 2**18
 """D is made in blocks of rows of about this many elements, which stay in a core's cache for all of k."""
 
 _FRACTION_BITS = 10

@@ -14,7 +14,6 @@ from support.fuse_oracle import Pair, encode
 from overlay.errors import BrokenInput, InvalidUsage
 from overlay.fusion import RULES, build
 from overlay.fusion.engine import Engine
-from overlay.fusion.rule import require_rule
 
 if TYPE_CHECKING:
     import random
@@ -191,10 +190,10 @@ def test_at_real_width_the_rule_is_the_published_script(engine: Engine, tmp_path
     assert built(weight, engine, "fp32-once", jobs=2) == data(plain.to(torch.bfloat16))
 
 
-def test_an_unknown_rule_is_refused() -> None:
-    """The message lists the rules."""
+def test_an_unknown_rule_is_refused(engine: Engine, dice: random.Random) -> None:
+    """The message lists the rules; an unknown name never means the default."""
     with pytest.raises(InvalidUsage, match="fp32-once, openvdn"):
-        require_rule("peft")
+        built(random_weight(dice, (1, 1), "BF16", ["BF16"], 1), engine, "peft")
 
 
 def test_random_test_values_have_what_the_rule_is_about(dice: random.Random) -> None:
