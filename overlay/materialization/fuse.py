@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from overlay.cache import LinkMode, cannot_write, free_room
 from overlay.cache.disk import fsync
 from overlay.cache.layout import CacheRoot
 from overlay.cache.links import link_file, ways
-from overlay.errors import CannotWrite, InvalidUsage, NotHere
+from overlay.errors import CannotWrite, InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import DigestMemo, file_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
@@ -27,6 +27,7 @@ from overlay.materialization.survey import Counters, read_bytes_of
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import CarriedFile, Input, SafetensorsFile
 from overlay.planning.plan import InputBook, Plan, finish
+from overlay.planning.recipes import check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,7 +87,7 @@ def fuse(
         dry_run: Plan and check everything, write nothing.
 
     Raises:
-        InvalidUsage: ``out`` exists, or no adapter is given.
+        InvalidUsage: ``out`` exists, no adapter is given, or there is no such rule.
         NotHere: The base or an adapter is not there.
         BrokenInput: An input is not what it must be.
         CannotWrite: No room, no permission, or a filesystem that cannot.
@@ -101,15 +102,16 @@ def fuse(
         )
     if not adapters:
         raise InvalidUsage("no adapter was given", code="no-adapter", hint="name one or more with --adapter")
+    check_rule(rule)
     memo = DigestMemo(None)
     book = InputBook(Folder(_folder(base)), f"base:{base.resolve().name}", "local", lambda _path: "")
     checkpoint = read_checkpoint(book.files)
     books = [_adapter_book(number, path, memo) for number, path in enumerate(adapters, 1)]
     sources = read_adapters([(b, path, None) for b, path in books], base_tensors(checkpoint))
-    refuse_fused_twice(Folder(base.resolve().parent), base.resolve().name, sources)
+    before = refuse_fused_twice(Folder(base.resolve().parent), base.resolve().name, sources)
     along, left_out = _others(book, checkpoint)
     outputs = [*fuse_checkpoint(book, checkpoint, sources, ""), *(CarriedFile(p, book(p)) for p in along)]
-    plan = Plan(base.resolve().name, rule, out.name, finish(outputs, str(base)), adapter_uses(sources))
+    plan = Plan(base.resolve().name, rule, out.name, finish(outputs, str(base)), adapter_uses(sources), before)
     roots = {
         f"base:{base.resolve().name}": _folder(base),
         **{b.repo: _root(path) for (b, _), path in zip(books, adapters, strict=True)},
@@ -143,9 +145,18 @@ def _adapter_book(number: int, path: Path, memo: DigestMemo) -> tuple[InputBook,
             f"{path}: no such adapter", code="no-such-adapter", hint="name a folder or a file", path=str(path)
         )
     root = _root(path)
-    name = "" if path.is_dir() else path.name
+    files, name = (Folder(root), "") if path.is_dir() else (_Beside(root), path.name)
     label = f"adapter{number}:{path.resolve().name}"
-    return InputBook(Folder(root), label, "local", lambda inside: memo.sha256(root / inside)), name
+    return InputBook(files, label, "local", lambda inside: memo.sha256(root / inside)), name
+
+
+class _Beside(Folder):
+    """The files that lie beside a file which somebody names; what is in folders there is nobody's business."""
+
+    def paths(self) -> Sequence[str]:
+        """Files of the folder itself."""
+        with os.scandir(self.root) as entries:
+            return sorted(entry.name for entry in entries if not entry.is_dir())
 
 
 def _others(book: InputBook, checkpoint: Checkpoint) -> tuple[list[str], tuple[str, ...]]:
@@ -182,7 +193,10 @@ class _Job:
         bases = {i.path: i for i in self.plan.inputs() if not i.digest}
         total = sum(self.size(output) for output in self.plan.outputs)
         # The base's digests are taken beside the build, while its bytes are in the page cache.
-        with ThreadPoolExecutor(1) as hashing, self.phase("fuse", total) as update:
+        with ExitStack() as stack:
+            hashing = ThreadPoolExecutor(1)
+            stack.callback(hashing.shutdown, cancel_futures=True)
+            update = stack.enter_context(self.phase("fuse", total))
             digests = {
                 path: hashing.submit(file_digest, self.path_of(source), "xxh3_128") for path, source in bases.items()
             }
@@ -271,7 +285,7 @@ def _new_folder(out: Path, room: int) -> Iterator[Path]:
             _rename_new(staged, out)
             fsync(out.parent)
         except OSError as error:
-            if isinstance(error, CannotWrite):
+            if isinstance(error, OverlayError):
                 raise
             raise cannot_write(error, place, f"write {out.name}") from error
     finally:

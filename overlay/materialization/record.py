@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import BrokenInput
 from overlay.fingerprint import action_key
 from overlay.planning.actions import WRITER_VERSION
+from overlay.planning.outputs import RECORD_NAME
 from overlay.planning.plan import inputs_of
 from overlay.registry import LOCAL
 
@@ -38,7 +39,6 @@ __all__ = [
     "versions",
 ]
 
-RECORD_NAME = "overlay_record.json"
 SCHEMA_VERSION = 1
 
 
@@ -83,6 +83,7 @@ def identity_of(
         "rule": plan.rule,
         "writer_version": WRITER_VERSION,
         "adapters": [_adapter(use) for use in plan.adapters],
+        "fused_before": list(plan.fused_before),
         "inputs": _inputs(plan, digests or {}),
     }
 

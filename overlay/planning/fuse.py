@@ -59,8 +59,8 @@ def adapter_uses(adapters: Sequence[AdapterSource]) -> tuple[AdapterUse, ...]:
     )
 
 
-def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSource]) -> None:
-    """Refuse a base that a stamp says already holds one of these adapters.
+def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSource]) -> tuple[str, ...]:
+    """Refuse a base that a stamp says already holds one of these adapters. Digests of those that it does hold.
 
     Args:
         base: Files that hold the base and, where there is one, the folder above it.
@@ -69,8 +69,6 @@ def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSourc
         BrokenInput: It does, or a stamp says that something was fused but not what.
     """
     stamps = fused_adapters(base, folder)
-    if not stamps:
-        return
     wanted = {book(adapter.weights).digest: adapter.name for book, adapter in adapters}
     for stamp in stamps:
         held = [wanted[digest] for digest in stamp.digests if digest in wanted]
@@ -83,6 +81,7 @@ def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSourc
                 stamp=stamp.path,
                 adapters=held,
             )
+    return tuple(sorted({digest for stamp in stamps for digest in stamp.digests}))
 
 
 def copied_tensor(header: Header, book: InputBook, path: str, name: str, rename: str | None = None) -> OutputTensor:

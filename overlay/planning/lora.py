@@ -20,8 +20,8 @@ __all__ = ["lora"]
 
 def lora(
     books: Mapping[str, InputBook], base: Mapping[str, str], adapters: Sequence[Mapping[str, Any]]
-) -> tuple[list[OutputFile], tuple[AdapterUse, ...]]:
-    """Output files and adapters.
+) -> tuple[list[OutputFile], tuple[AdapterUse, ...], tuple[str, ...]]:
+    """Output files, adapters, and digests of the adapters that the base held before.
 
     Args:
         books: By repo id.
@@ -34,7 +34,7 @@ def lora(
     book, folder = books[base["repo"]], base["path"]
     checkpoint = read_checkpoint(book.files, folder)
     sources = read_adapters([(books[a["repo"]], a["path"], None) for a in adapters], base_tensors(checkpoint))
-    refuse_fused_twice(book.files, folder, sources)
+    before = refuse_fused_twice(book.files, folder, sources)
     prefix = f"{folder}/" if folder else ""
     replaced = {f"{prefix}{shard}" for shard in checkpoint.shards}
     held_here = {adapter.weights for adapter_book, adapter in sources if adapter_book is book}
@@ -45,4 +45,4 @@ def lora(
         if path not in replaced and path not in held_here and not path.rpartition("/")[2].startswith(".")
     ]
     outputs = overlaid(carry_files(book, others), fuse_checkpoint(book, checkpoint, sources, folder))
-    return list(outputs), adapter_uses(sources)
+    return list(outputs), adapter_uses(sources), before

@@ -44,6 +44,7 @@ class Plan:
 
     Attributes:
         location: Directory name under ``materialized_models`` where the consumer looks.
+        fused_before: Digests of the adapters that the base holds already.
         reads: Small files whose content shaped the plan (specs, configs, manifests), beyond the inputs of outputs.
         notes: What a user should know, one sentence each.
     """
@@ -53,6 +54,7 @@ class Plan:
     location: str
     outputs: tuple[OutputFile, ...]
     adapters: tuple[AdapterUse, ...] = ()
+    fused_before: tuple[str, ...] = ()
     reads: tuple[Input, ...] = ()
     notes: tuple[str, ...] = ()
 

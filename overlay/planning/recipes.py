@@ -11,7 +11,7 @@ from overlay.formats.model_index import read_model_index
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
-from overlay.planning.outputs import GeneratedFile
+from overlay.planning.outputs import RECORD_NAME, GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.vdn_h3 import vdn_h3
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.planning.plan import AdapterUse
     from overlay.registry import Entry
 
-__all__ = ["RULES", "check_buildable", "make_plan"]
+__all__ = ["RULES", "check_buildable", "check_rule", "make_plan"]
 
 MODEL_INDEX = "model_index.json"
 RULES = ("fp32-once", "openvdn")
@@ -50,6 +50,16 @@ def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
         )
 
 
+def check_rule(rule: str) -> None:
+    """Refuse a name that is no numeric rule.
+
+    Raises:
+        InvalidUsage: It is none.
+    """
+    if rule not in RULES:
+        raise InvalidUsage(f"no rule {rule!r}", code="unknown-rule", hint=f"rule is one of {', '.join(RULES)}")
+
+
 def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
     """Every output file of a model, known from headers, small files and digests.
 
@@ -57,8 +67,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         InvalidUsage: No such rule.
         BrokenInput: The inputs are not what the recipe or the overlay's manifest needs.
     """
-    if rule not in RULES:
-        raise InvalidUsage(f"no rule {rule!r}", code="unknown-rule", hint=f"rule is one of {', '.join(RULES)}")
+    check_rule(rule)
     entry = inventory.resolution.entry
     books = {repo.repo: InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in _repos(inventory)}
     source = books[inventory.source.repo]
@@ -69,6 +78,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         _check_required(inventory, manifest)
 
     adapters: tuple[AdapterUse, ...] = ()
+    fused_before: tuple[str, ...] = ()
     reads: list[str] = []
     outputs: list[OutputFile]
     match entry.recipe.name:
@@ -78,7 +88,8 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
             outputs, adapters, reads = vdn_h3(entry.model, source, overlay, components, stage, rule)
         case "lora":
             by_name = {**books, entry.source.repo: source}
-            outputs, adapters = lora(by_name, entry.recipe.options["base"], entry.recipe.options["adapters"])
+            options = entry.recipe.options
+            outputs, adapters, fused_before = lora(by_name, options["base"], options["adapters"])
         case "mappings" if overlay is not None and manifest is not None:
             outputs = mappings(source, overlay, manifest)
         case name:
@@ -98,8 +109,10 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         model=entry.model,
         rule=rule,
         location=location,
-        outputs=finish(outputs, entry.model),
+        # The tree gets a record of its own, which says what that of a base said.
+        outputs=finish((output for output in outputs if output.path != RECORD_NAME), entry.model),
         adapters=adapters,
+        fused_before=fused_before,
         reads=tuple(source(path) for path in reads),
         notes=notes,
     )

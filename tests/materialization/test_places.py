@@ -8,7 +8,6 @@ import re
 import shutil
 import stat
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,8 @@ from overlay.materialization.survey import Counters
 from overlay.materialization.verify import verify
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Built
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from overlay.demo.checkpoint import HubFolder
 
-__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "options", "vdn_registry", "write_registry"]
+__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "open_to_all", "options", "vdn_registry", "write_registry"]
 
 VDN = "OpenVDN/vdn-minimax-h3"
 STAGE, STAGE_B = "stage-dmd-step-250", "stage-b-step-2000"
@@ -59,3 +61,13 @@ def copy_root(root: Path, to: Path) -> Path:
     to.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["/bin/cp", "-a", root, to], check=True)
     return to
+
+
+def open_to_all(folder: Path) -> None:
+    """Let every user reach a test's folder and read what is in it; what is closed on purpose stays so."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink() and path.stat().st_mode & stat.S_IRUSR:
+            path.chmod(stat.S_IMODE(path.stat().st_mode) | 0o444 | (0o111 if path.is_dir() else 0))
+    for parent in folder.parents:
+        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & stat.S_IXOTH:
+            parent.chmod(stat.S_IMODE(parent.stat().st_mode) | 0o011)

@@ -71,8 +71,10 @@ def _read(files: Files, path: str) -> Stamp | None:
     if path.endswith(_PREFUSED):
         adapters = _objects(document.get("adapters"))
         return Stamp(path, _digests(f"sha256:{adapter.get('adapter_model_sha256')}" for adapter in adapters))
-    adapters = [item for item in _objects(document.get("inputs")) if item.get("role") == "adapter"]
-    return Stamp(path, _digests(adapter.get("digest") for adapter in adapters)) if adapters else None
+    held: list[Any] = [item.get("digest") for item in _objects(document.get("inputs")) if item.get("role") == "adapter"]
+    before = document.get("fused_before")
+    held += before if isinstance(before, list) else []
+    return Stamp(path, _digests(held)) if held else None
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
