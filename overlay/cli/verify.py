@@ -77,7 +77,9 @@ def verify(common: Common, target: str, level: str) -> None:
     common.output.result(document, lambda: _text(document))
     if not document.ok:
         if document.model:
-            common.output.remark(f"to build it again: {common.command('prewarm', document.model)}")
+            # What is present is not built again, so the bad bytes have to go first.
+            again = common.command("cache", "rm", document.model), common.command("prewarm", document.model)
+            common.output.remark(f"to build it again: {' && '.join(again)}")
         raise click.exceptions.Exit(1)
 
 

@@ -36,10 +36,12 @@ class DigestMemo:
     Args:
         folder: Where entries are kept, made when the first one is written; None, or a folder that cannot be written:
             remembered in memory only.
+        write: Keep new digests; without it, what others kept is used and nothing is written.
     """
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, write: bool = True) -> None:
         self._folder = folder
+        self._write = write
         self._known: dict[str, tuple[_Identity, str]] = {}
 
     def sha256(self, path: Path) -> str:
@@ -91,7 +93,7 @@ class DigestMemo:
 
     def _store(self, real: str, identity: _Identity, digest: str) -> None:
         entry = self._entry(real)
-        if entry is None:
+        if entry is None or not self._write:
             return
         text = json.dumps({"path": real, "identity": identity, "digest": digest})
         staged = entry.with_name(f".{entry.stem}-{secrets.token_hex(8)}.tmp")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from overlay.errors import InvalidUsage
-from overlay.fusion.library import cublas_library, mkl_library
+from overlay.errors import CheckFailed, InvalidUsage, TryAgain
+from overlay.fusion.library import mkl_library
 from overlay.fusion.products import Products
 from overlay.fusion.rule import STORED, combine
 from overlay.fusion.self_test import run_self_test
@@ -67,20 +67,32 @@ class Engine:
 
         Raises:
             InvalidUsage: No such device.
+            CheckFailed: The GPU that was asked for does not compute as the rule says; ``auto`` takes the CPU then.
         """
         found = _find_device(device)
-        library, reason = mkl_library() if found.type == "cpu" else cublas_library(found)
+        if found.type == "cpu":
+            return cls._on_cpu(found)
+        outcome, failure = _tested(cls(found, None))
+        if outcome is None or not outcome.passed:
+            if device == "auto":
+                return cls.start("cpu")
+            raise CheckFailed(
+                f"{device}: {failure}",
+                code="device-not-exact",
+                hint="use --device cpu; the bytes are the same on every device",
+                device=device,
+            )
+        return cls(found, None, reason="GPU libraries do not follow the rule", self_test=outcome)
+
+    @classmethod
+    def _on_cpu(cls, cpu: torch.device) -> Engine:
+        library, reason = mkl_library()
         if library is None:
-            return cls(found, None, reason=reason)
-        candidate = cls(found, library)
-        with full_precision(), ThreadPoolExecutor(1, initializer=candidate.enter_thread) as thread:
-            try:
-                outcome = thread.submit(run_self_test, library, found).result()
-            except RuntimeError as error:
-                return cls(found, None, reason=f"{library.name} failed in the start-up test: {error}")
-        if not outcome.passed:
-            return cls(found, None, reason=f"{library.name} failed the start-up test", self_test=outcome)
-        return cls(found, library, self_test=outcome)
+            return cls(cpu, None, reason=reason)
+        outcome, failure = _tested(cls(cpu, library))
+        if outcome is None or not outcome.passed:
+            return cls(cpu, None, reason=f"{library.name} {failure}", self_test=outcome)
+        return cls(cpu, library, self_test=outcome)
 
     def describe(self) -> dict[str, Any]:
         """For the record: the device, its library or why none is used, the start-up test. JSON-representable."""
@@ -114,7 +126,7 @@ class Engine:
         """A pair's A or B where :meth:`fold` needs it."""
         if self.device.type == "cpu":
             return factor
-        with torch.cuda.stream(self._stream):
+        with self._memory(), torch.cuda.stream(self._stream):
             return factor.to(self.device)
 
     def fold(self, weight: memoryview, dtype: str, cols: int, factors: Sequence[Factors], rule: str) -> bool:
@@ -134,7 +146,7 @@ class Engine:
         if self.device.type == "cpu":
             return combine(held, factors, rule, self._products)
         stream = self._stream
-        with torch.cuda.stream(stream):
+        with self._memory(), torch.cuda.stream(stream):
             moved = held.to(self.device, non_blocking=True)
             finite = combine(moved, factors, rule, self._products)
             held.copy_(moved, non_blocking=True)
@@ -154,6 +166,19 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
+    @contextmanager
+    def _memory(self) -> Iterator[None]:
+        """A GPU that others fill meanwhile is no bug of ours."""
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            raise TryAgain(
+                f"{self.device}: out of memory for a chunk of {self.chunk_elements} values",
+                code="gpu-out-of-memory",
+                hint="something else fills this GPU: free it, or use --device cpu; the bytes are the same",
+                device=str(self.device),
+            ) from error
+
     @property
     def _products(self) -> Products:
         if not hasattr(self._local, "products"):
@@ -167,6 +192,16 @@ class Engine:
             self._local.stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]  # torch leaves it so
         stream: torch.cuda.Stream = self._local.stream
         return stream
+
+
+def _tested(candidate: Engine) -> tuple[SelfTest | None, str]:
+    """The start-up test's outcome, None where it could not run to its end; and what went wrong, if anything."""
+    with full_precision(), ThreadPoolExecutor(1, initializer=candidate.enter_thread) as thread:
+        try:
+            outcome = thread.submit(run_self_test, candidate.library, candidate.device).result()
+        except RuntimeError as error:
+            return None, f"failed in the start-up test: {error}"
+    return outcome, "" if outcome.passed else f"failed the start-up test at {outcome.mismatches[0]}"
 
 
 def _find_device(name: str) -> torch.device:

@@ -31,8 +31,11 @@ class Products:
 
     def of(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """D [rows, cols] in fp32, from ``b`` [rows, rank] and ``a`` [rank, cols] in their working dtype."""
-        product = torch.mm(b, a) if self._by_library(b, a) else ordered_product(b, a)
-        return product.to(torch.float32)
+        return self.unrounded(b, a).to(torch.float32)
+
+    def unrounded(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        """D as it was accumulated, in the working dtype."""
+        return torch.mm(b, a) if self._by_library(b, a) else ordered_product(b, a)
 
     def add_to(self, total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
         """Adds D to ``total`` (fp32, [rows, cols]) in place, rounding as ``total + D`` would."""

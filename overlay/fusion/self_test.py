@@ -1,4 +1,4 @@
-"""The start-up test of a device: its library against the ordered kernel, bit for bit, before any weight is touched."""
+"""The start-up test of a device: its products against the ordered kernel on the CPU, before any weight is touched."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from overlay.fusion.library import Library
 from overlay.fusion.ordered import ordered_product
+from overlay.fusion.products import Products
 
 if TYPE_CHECKING:
-    from overlay.fusion.library import Library
+    from collections.abc import Iterator
 
 __all__ = ["SelfTest", "run_self_test", "same_bits"]
+
+_ORDERED = Library("ordered", {torch.float32: 128, torch.float64: 128})
+"""Shapes that the ordered kernel is tried with where no library is."""
 
 _WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
@@ -31,31 +36,38 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """Whether the library may be used."""
+        """Whether the device follows the rule."""
         return not self.mismatches
 
 
-def run_self_test(library: Library, device: torch.device) -> SelfTest:
-    """Compares D, and W + D in fp32, as the library makes them with the ordered kernel's, at the library's own bounds.
+def run_self_test(library: Library | None, device: torch.device) -> SelfTest:
+    """Compares D, and W + D in fp32, as ``device`` makes them with the ordered kernel's on the CPU.
 
-    The data hold zeros of both signs, values over 30 binary orders of magnitude, and products that are subnormal.
+    A library is tried at its own bounds; without one it is the device's own arithmetic that is tried. The data hold
+    zeros of both signs, values over 30 binary orders of magnitude, and products that are subnormal.
     """
-    generator = torch.Generator().manual_seed(20)
+    products = Products(library)
     mismatches: list[str] = []
     num_products = 0
-    for dtype, max_rank in library.max_rank.items():
-        for rows, rank, cols in _shapes(library, max_rank):
-            b, a = (_values(generator, *shape, dtype).to(device) for shape in ((rows, rank), (rank, cols)))
-            for factor in (a, a * 2.0**-140) if dtype == torch.float32 else (a,):
-                expected = ordered_product(b, factor)
-                same = same_bits(torch.mm(b, factor), expected)
-                if dtype == torch.float32:
-                    weight = _values(generator, rows, cols, dtype).to(device)
-                    same = same and same_bits(weight.clone().addmm_(b, factor), weight + expected)
-                num_products += 1
-                if not same:
-                    mismatches.append(f"{dtype} {rows}x{rank}x{cols}".removeprefix("torch."))
+    for b, a, weight in _cases(library or _ORDERED):
+        expected = ordered_product(b, a)
+        summed = weight.to(device, copy=True)
+        products.add_to(summed, b.to(device), a.to(device))
+        same = same_bits(products.unrounded(b.to(device), a.to(device)).cpu(), expected)
+        num_products += 1
+        if not same or not same_bits(summed.cpu(), weight + expected.to(torch.float32)):
+            mismatches.append(f"{b.dtype} {b.shape[0]}x{b.shape[1]}x{a.shape[1]}".removeprefix("torch."))
     return SelfTest(num_products, tuple(mismatches))
+
+
+def _cases(bounds: Library) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """B, A and an fp32 W of each product."""
+    generator = torch.Generator().manual_seed(20)
+    for dtype, max_rank in bounds.max_rank.items():
+        for rows, rank, cols in _shapes(bounds, max_rank):
+            b, a = (_values(generator, *shape, dtype) for shape in ((rows, rank), (rank, cols)))
+            for factor in (a, a * 2.0**-140) if dtype == torch.float32 else (a,):
+                yield b, factor, _values(generator, rows, cols, torch.float32)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -69,5 +69,5 @@ def open_cache(options: Options, *, create: bool) -> Cache:
 
 
 def open_memo(cache: Cache, *, write: bool) -> DigestMemo:
-    """Remembered digests of this cache; kept in memory only without ``write``."""
-    return DigestMemo(cache.root.digests if write or cache.root.digests.is_dir() else None)
+    """Remembered digests of this cache; new ones are kept in memory only without ``write``."""
+    return DigestMemo(cache.root.digests, write=write)

@@ -97,7 +97,7 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
         bytes_read = sum(item["size"] for item in unread)
         problems += _content_problems(folder, unread, bytes_read, jobs, phase)
     problems.sort(key=lambda problem: problem.path)
-    return Verification(folder, level, record.get("model"), len(record["outputs"]), bytes_read, tuple(problems))
+    return Verification(folder, level, record.get("model") if record.get("pins") else None, len(record["outputs"]), bytes_read, tuple(problems))
 
 
 def quick_problems(folder: Path, record: Mapping[str, Any]) -> list[Problem]:

@@ -320,3 +320,17 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         DigestMemo(None).sha256(tmp_path / "link")
     with pytest.raises(BrokenInput, match="found a folder"):
         DigestMemo(None).sha256(tmp_path)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_memo_that_must_not_write_uses_what_is_kept_and_keeps_nothing(tmp_path: Path) -> None:
+    """A dry run profits from earlier runs and leaves the cache as it was."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for path in (old, new):
+        path.write_bytes(path.name.encode())
+    DigestMemo(tmp_path / "memo").sha256(old)
+    before = sorted((tmp_path / "memo").iterdir())
+    reader = DigestMemo(tmp_path / "memo", write=False)
+    assert reader.sha256(new) == f"sha256:{hashlib.sha256(b'new').hexdigest()}"
+    assert reader.sha256(old) == f"sha256:{hashlib.sha256(b'old').hexdigest()}"
+    assert sorted((tmp_path / "memo").iterdir()) == before

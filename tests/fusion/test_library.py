@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from overlay.fusion.library import Library, cublas_library, mkl_library
+from overlay.fusion.library import Library, mkl_library
 from overlay.fusion.ordered import ordered_product
 from overlay.fusion.products import Products
 from overlay.fusion.self_test import run_self_test, same_bits
@@ -123,7 +123,13 @@ def test_the_library_keeps_the_rule_at_real_widths(
     assert products.elements == {engine.library.name: rows * cols}
 
 
-def test_an_unknown_gpu_gets_the_ordered_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No bounds, no library."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (3, 5))
-    assert cublas_library(CPU) == (None, "no bounds are known for compute capability 3.5")
+def test_the_self_test_tries_the_device_itself_where_no_library_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ordered kernel passes; a device that flushes subnormals to zero does not."""
+    assert run_self_test(None, CPU).passed
+
+    def flushing(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        exact = ordered_product(b, a)
+        return torch.where(exact.abs() < torch.finfo(exact.dtype).tiny, 0.0, exact)
+
+    monkeypatch.setattr("overlay.fusion.products.ordered_product", flushing)
+    assert not run_self_test(None, CPU).passed
