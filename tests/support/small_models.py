@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from support.fuse_files import random_values
 from support.fuse_files import seeded as dice_of
 from support.fuse_oracle import Pair, fuse
-from support.tensors import f32
+from support.hubs import commit
+from support.lora import peft_config
+from support.models import write_registry
+from support.tensors import f32, write_checkpoint, write_tensors
+
+from overlay.materialization.request import Options
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +34,7 @@ def small_base(seed: int = 0, dtype: str = "BF16") -> dict[str, Tensor]:
     }
     tensors["blocks.0.norm.weight"] = f32([IN], [1.0, 1.1, -0.5, 1e-30])
     tensors["blocks.0.q.bias"] = (dtype, [OUT], random_values(dice, OUT, dtype))
-    tensors["scale"] = ("F8_E4M3", [3], b"\x01\x7f\xff")
+    tensors["scale"] = ("F8_E4M3", [16], bytes(range(120, 136)))
     return tensors
 
 
@@ -79,3 +84,58 @@ def tensors_of(*files: Path) -> dict[str, Tensor]:
                 start, end = info["data_offsets"]
                 found[name] = (info["dtype"], info["shape"], content[8 + length + start : 8 + length + end])
     return found
+
+
+# The same as files: a folder for the fuse, repos of a hub folder for the recipe ``lora``
+
+
+def write_base(folder: Path, tensors: Mapping[str, Tensor] | None = None, *, inside: str = "") -> Path:
+    """A base in three shards and an index; the last shard holds no target."""
+    tensors = tensors or small_base()
+    shards = {
+        f"{inside}a.safetensors": {name: tensors[name] for name in tensors if name.startswith("blocks.0")},
+        f"{inside}b.safetensors": {name: tensors[name] for name in tensors if name.startswith("blocks.1")},
+        f"{inside}c.safetensors": {name: tensors[name] for name in tensors if not name.startswith("blocks")},
+    }
+    return write_checkpoint(folder, shards)
+
+
+def write_peft(folder: Path, tensors: Mapping[str, Tensor], **config: Any) -> Path:
+    """An adapter folder as PEFT saves it; rank and alpha 2 unless told."""
+    write_tensors(folder / "adapter_model.safetensors", tensors)
+    modules = sorted({name.partition(".lora_")[0] for name in tensors})
+    (folder / "adapter_config.json").write_text(json.dumps(peft_config(modules, **config)))
+    return folder
+
+
+MODEL, BASE_REPO, STYLE_REPO = "acme/model", "acme/base", "acme/style"
+
+
+def write_small_hub(hub: Path) -> tuple[Path, Path]:
+    """A base repo with its weights in ``unet/``, and a repo with a PEFT adapter; returns their folders."""
+    base, style = hub / BASE_REPO / commit("a"), hub / STYLE_REPO / commit("b")
+    write_base(base / "unet")
+    (base / "unet/config.json").write_text('{"in": 4}')
+    (base / "README.md").write_text("a base")
+    (base / ".gitattributes").write_text("*.safetensors filter=lfs")
+    write_tensors(base / "vae/model.safetensors", {"v": f32([2], [1.0, 2.0])})
+    write_peft(style, small_adapter())
+    return base, style
+
+
+def small_options(hub: Path, *, adapters: Sequence[str] = (f"{{repo: {STYLE_REPO}}}",), **choices: Any) -> Options:
+    """Options for ``acme/model``: the base of ``write_small_hub`` with these adapters folded in."""
+    registry = write_registry(
+        hub,
+        f"""\
+  {MODEL}:
+    source: {{repo: {BASE_REPO}, revision: {commit("a")}}}
+    needs:
+      - {{repo: {STYLE_REPO}, revision: {commit("b")}}}
+    recipe:
+      name: lora
+      base: {{path: unet}}
+      adapters: [{", ".join(adapters)}]
+""",
+    )
+    return Options(**({"registry": registry, "hub": hub, "cache_root": hub.parent / "root"} | choices))
