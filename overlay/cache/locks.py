@@ -101,7 +101,7 @@ def _acquire(descriptor: int, holder: Path, timeout: float, on_wait: Callable[[s
             raise TryAgain(
                 f"{holder.with_suffix('.lock')}: held by {who}; gave up after {timeout:g} s",
                 code="lock-busy",
-                hint="try again later, or wait longer with --lock-timeout SECONDS",
+                hint="wait until it is done, then run the same command again",
                 lock=str(holder.with_suffix(".lock")),
                 holder={"host": owner.host, "pid": owner.pid, "since": owner.since} if owner else None,
             )

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,7 +51,7 @@ class Owner:
     @classmethod
     def me(cls) -> Owner:
         """This process, owner from now on."""
-        return cls(socket.gethostname(), os.getpid(), time.time())
+        return cls(os.uname().nodename, os.getpid(), time.time())
 
     @classmethod
     def read(cls, path: Path) -> Owner | None:
@@ -82,7 +81,7 @@ def _place() -> str:
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         boot = namespace = "unknown"
-    return hashlib.sha256(f"{socket.gethostname()}\n{boot}\n{namespace}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{os.uname().nodename}\n{boot}\n{namespace}".encode()).hexdigest()[:12]
 
 
 def _process(pid: int) -> tuple[str, int] | None:

@@ -35,7 +35,7 @@ _FolderPath = Annotated[str, AfterValidator(_contained_folder)]
 
 
 class _Allowing(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, defer_build=True)  # importing this reads no manifest yet
 
 
 class FileMapping(_Allowing):

@@ -130,7 +130,8 @@ FolderName = Annotated[str, AfterValidator(_check_folder)]
 class Fields(BaseModel):
     """A section of the file: no key that it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Built when first used: a whole file needs one validator, and one for each section costs every command 40 ms.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class PinFields(Fields):

@@ -6,10 +6,10 @@ import errno
 import fcntl
 import os
 import signal
-import socket
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.caches import killed_build
@@ -152,7 +152,8 @@ def test_a_place_is_host_boot_and_namespace(monkeypatch: pytest.MonkeyPatch, fac
     name = process_name()
     assert is_alive(name) is True
     if fact == "hostname":
-        monkeypatch.setattr(socket, "gethostname", lambda: "other")
+        other = SimpleNamespace(nodename="other")
+        monkeypatch.setattr(os, "uname", lambda: other)
     elif fact == "ns/pid":
         monkeypatch.setattr(Path, "readlink", lambda _: Path("pid:[1]"))
     else:
