@@ -8,11 +8,15 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
 from overlay.cli._output import format_bytes, format_seconds, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from click._termui_impl import ProgressBar
 
     from overlay.cli._output import Output
 
@@ -22,22 +26,34 @@ INTERVAL_S = 30.0
 
 
 class _Bar:
-    """A tqdm bar that threads may share."""
+    """A bar that threads may share, with bytes, rate and time left."""
 
     def __init__(self, label: str, total: int) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=total, desc=label, unit="B", unit_scale=True, unit_divisor=1000, dynamic_ncols=True, file=sys.stderr
+        self._total = total
+        self._started = time.monotonic()
+        self._bar: ProgressBar[int] = click.progressbar(
+            length=total,
+            label=label,
+            file=sys.stderr,
+            show_eta=True,
+            show_percent=True,
+            width=24,
+            update_min_steps=max(1, total // 500),
+            item_show_func=lambda _item: self._moved(),
         )
         self._lock = threading.Lock()
+        self._bar.render_progress()
 
     def update(self, nbytes: int) -> None:
         with self._lock:
             self._bar.update(nbytes)
 
     def close(self) -> None:
-        self._bar.close()
+        self._bar.render_finish()
+
+    def _moved(self) -> str:
+        rate = self._bar.pos / max(1e-3, time.monotonic() - self._started)
+        return f"{format_bytes(self._bar.pos)} of {format_bytes(self._total)}, {format_bytes(round(rate))}/s"
 
 
 class Lines:

@@ -37,7 +37,7 @@ _NAMES = {
     "XDG_CACHE_HOME",
 }
 _SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
-_PACKAGES = ("huggingface_hub", "hf_xet", "safetensors", "torch", "pydantic", "xxhash", "filelock", "click")
+_PACKAGES = ("huggingface_hub", "hf_xet", "safetensors", "torch", "pydantic", "xxhash", "click")
 
 
 @dataclass(frozen=True, slots=True)

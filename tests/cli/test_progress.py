@@ -57,8 +57,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
     out, err = capsys.readouterr()
     assert out == ""
-    assert "fuse: 100%" in err
-    assert "8.00M/8.00M" in err
+    assert "100%  8.0 MB of 8.0 MB" in err
 
 
 @pytest.mark.parametrize(
