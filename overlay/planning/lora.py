@@ -42,7 +42,7 @@ def lora(
     others = [
         path
         for path in book.files.paths()
-        if path not in replaced and path not in held_here and not path.rpartition("/")[2].startswith(".")
+        if path not in replaced and path not in held_here and not any(part.startswith(".") for part in path.split("/"))
     ]
     outputs = overlaid(carry_files(book, others), fuse_checkpoint(book, checkpoint, sources, folder))
     return list(outputs), adapter_uses(sources), before
