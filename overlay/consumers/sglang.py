@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.consumers.sglang_fingerprint import enters_fingerprint, extra_files, overlay_fingerprint
-from overlay.errors import InvalidUsage
+from overlay.consumers.sglang_fingerprint import extra_files, overlay_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,20 +24,15 @@ __all__ = [
     "MARKER_NAME",
     "BuiltIn",
     "Identity",
-    "cache_root",
-    "enters_fingerprint",
     "extra_files",
     "identity_of",
     "location_name",
-    "lock_file_name",
     "marker_bytes",
     "overlay_fingerprint",
 ]
 
 MARKER_NAME = ".sglang_overlay_materialized.json"
 """The server tests that this file exists; it never reads it."""
-
-_MAX_FILE_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,30 +195,3 @@ def marker_bytes(identity: Identity, source: str) -> bytes:
     """
     marker = {**identity.fields, "source_revision": identity.source_revision, "source_dir": source}
     return json.dumps(marker, indent=2, sort_keys=True).encode()
-
-
-def lock_file_name(identity: Identity) -> str:
-    """File that the server locks, in its temporary folder, while it materializes."""
-    told = f"{identity.source_model_id}::{identity.overlay_repo_id}::{identity.overlay_revision}"
-    name = f"overlay-materialize::{told}".replace("/", "-")
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    long_name = f"{digest}{name}.lock"
-    return long_name if len(long_name.encode()) <= _MAX_FILE_NAME else f"{digest}.lock"
-
-
-def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """The cache root that a server with this environment uses, absolute; not created.
-
-    Raises:
-        InvalidUsage: ``SGLANG_DIFFUSION_CACHE_ROOT`` is set but empty: the server would use its working directory.
-    """
-    root = environ.get("SGLANG_DIFFUSION_CACHE_ROOT")
-    if root == "":
-        raise InvalidUsage(
-            "SGLANG_DIFFUSION_CACHE_ROOT is set but empty: a server would materialize into its working directory",
-            code="empty-cache-root",
-            hint="unset it, or give it a folder",
-        )
-    if root is None:
-        root = os.path.join(environ.get("XDG_CACHE_HOME") or "~/.cache", "sgl_diffusion")  # noqa: PTH118 - as the server
-    return Path(os.path.expanduser(root)).absolute()  # noqa: PTH111 - Path.expanduser raises for an unknown ~user

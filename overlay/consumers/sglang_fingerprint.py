@@ -34,16 +34,15 @@ def extra_files(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(path for path in paths if enters_fingerprint(path) and not is_metadata(path)))
 
 
-def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]], *, metadata_only: bool = False) -> str:
+def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]]) -> str:
     """SHA-256 over the paths and contents of an overlay's small files: 64 hex digits.
 
     For each file, in order: its POSIX path in UTF-8, then the 32 bytes of the SHA-256 of its content. In each folder
     the files come first, sorted, then the sub-folders, sorted. Links to files are followed, links to folders are not.
 
     Args:
-        overlay: A folder, or pairs of path and content in any order.
-        metadata_only: Hash only what the server downloads: right for a pinned Hub repo, whatever else lies in its
-            snapshot. A folder that is served in place (a direct overlay) is hashed with everything in it.
+        overlay: A folder that is served in place (a direct overlay), hashed with everything in it; or the files that
+            the server downloads of a repo, as pairs of path and content in any order.
 
     Raises:
         BrokenInput: A file of the folder is a dangling link, or no regular file, or its name is not UTF-8.
@@ -51,7 +50,7 @@ def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]], *, metadata
     files: Iterable[tuple[str, bytes | Path]] = _walk(overlay) if isinstance(overlay, Path) else overlay
     whole = hashlib.sha256()
     for path, content in sorted(files, key=lambda file: _walk_order(file[0])):
-        if enters_fingerprint(path) and (is_metadata(path) or not metadata_only):
+        if enters_fingerprint(path):
             whole.update(_utf8(path))
             whole.update(_sha256(content))
     return whole.hexdigest()

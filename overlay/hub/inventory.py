@@ -14,7 +14,7 @@ from overlay.hub.hub_repo import HubRepo
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from overlay.fingerprint import DigestMemo
     from overlay.hub.repo import Repo
@@ -106,17 +106,5 @@ def take_inventory(
     overlay = opened(entry.overlay, METADATA_PATTERNS) if entry.overlay else None
     needs = {need.pin.repo: opened(need.pin) for need in entry.needs}
     repos = [source, *([overlay] if overlay else []), *needs.values()]
-    notes = [note for repo in repos for note in _notes(repo, is_overlay=repo is overlay)]
-    return Inventory(resolution, source, overlay, needs, tuple(notes))
-
-
-def _notes(repo: Repo, *, is_overlay: bool) -> Iterator[str]:
-    if not isinstance(repo, HubRepo):
-        return
-    if repo.lost:
-        yield f"using the cached copy: {repo.lost.message}"
-    if is_overlay and (extras := repo.extras()):
-        yield (
-            f"{repo.snapshot} holds more than a server fetches ({', '.join(extras)}):"
-            " a server that finds them there will look in another directory"
-        )
+    lost = [repo.lost for repo in repos if isinstance(repo, HubRepo) and repo.lost]
+    return Inventory(resolution, source, overlay, needs, tuple(f"using the cached copy: {why.message}" for why in lost))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.formats.manifest import read_manifest
-from overlay.formats.overlay_repo import is_metadata
+from overlay.hub import HubRepo
+from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
     from overlay.consumers.sglang import Identity
@@ -21,29 +23,30 @@ def overlay_identity(entry: Entry, overlay: Repo) -> Identity:
     manifest = read_manifest(overlay)
     return sglang.identity_of(
         entry,
-        _fingerprint(overlay),
+        _fingerprint(entry, overlay),
         manifest.materializer_version,
         manifest_source_revision=manifest.source_revision,
     )
 
 
-def fingerprint_notes(entry: Entry, identity: Identity) -> tuple[str, ...]:
-    """A note where the overlay's files are not those whose fingerprint the registry holds."""
-    if entry.overlay_fingerprint in (None, identity.overlay_fingerprint):
-        return ()
-    return (
-        (
+def fingerprint_notes(entry: Entry, overlay: Repo, identity: Identity) -> tuple[str, ...]:
+    """Why a server may look elsewhere: other overlay files than the registry's, or more than it fetches by itself."""
+    notes = []
+    if entry.overlay_fingerprint not in (None, identity.overlay_fingerprint):
+        notes.append(
             f"the files of {entry.overlay} have the fingerprint {identity.overlay_fingerprint[:16]}, the registry says "
             f"{str(entry.overlay_fingerprint)[:16]}: a server with the published overlay looks in another directory"
-        ),
-    )
+        )
+    if isinstance(overlay, HubRepo) and (extras := sglang.extra_files(overlay.extras())):
+        notes.append(
+            f"{overlay.snapshot} holds more than a server fetches ({', '.join(extras)}):"
+            " a server that finds them there will look in another directory"
+        )
+    return tuple(notes)
 
 
-def _fingerprint(overlay: Repo) -> str:
-    """Of a folder that is used in place everything counts; of a repo, what a server downloads."""
-    wanted = [
-        path
-        for path in overlay.paths()
-        if sglang.enters_fingerprint(path) and (overlay.revision == "local" or is_metadata(path))
-    ]
-    return sglang.overlay_fingerprint([(path, overlay.read_bytes(path)) for path in wanted])
+def _fingerprint(entry: Entry, overlay: Repo) -> str:
+    """Of a folder that is used in place everything counts, as the server walks it; of a repo, what it downloads."""
+    if entry.overlay is not None and entry.overlay.revision == LOCAL:
+        return sglang.overlay_fingerprint(Path(entry.overlay.repo))
+    return sglang.overlay_fingerprint([(path, overlay.read_bytes(path)) for path in overlay.paths()])

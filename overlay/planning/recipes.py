@@ -102,7 +102,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
     else:
         identity = overlay_identity(entry, inventory.overlay)
         location = identity.location_name
-        notes += fingerprint_notes(entry, identity)
+        notes += fingerprint_notes(entry, inventory.overlay, identity)
         marker = sglang.marker_bytes(identity, f"{entry.model}@{inventory.source.revision}")
         outputs = list(overlaid(outputs, [GeneratedFile(sglang.MARKER_NAME, marker)]))
     return Plan(

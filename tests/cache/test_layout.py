@@ -29,6 +29,8 @@ OWN, SGLANG, XDG = "OVERLAY_CACHE_ROOT", "SGLANG_DIFFUSION_CACHE_ROOT", "XDG_CAC
         ("~/f", {}, "/home/me/f", "--cache-root"),
         ("rel", {}, "{cwd}/rel", "--cache-root"),
         (None, {SGLANG: "rel/x"}, "{cwd}/rel/x", SGLANG),
+        (None, {SGLANG: "~/s"}, "/home/me/s", SGLANG),
+        (None, {XDG: ""}, "/home/me/.cache/sgl_diffusion", "HOME"),
     ],
 )
 def test_h23_root_order(flag: str | None, environ: dict[str, str], path: str, decided_by: str) -> None:

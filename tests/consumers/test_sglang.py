@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from overlay.consumers import sglang
-from overlay.errors import InvalidUsage
 from overlay.registry import LOCAL, Entry, Need, Pin, Recipe, ServerSpec, load_registry
 
 pytestmark = pytest.mark.no_torch
@@ -58,24 +56,6 @@ def test_location_of_the_packaged_entry() -> None:
     entry = load_registry().entries["OpenVDN/vdn-minimax-h3"]
     name = sglang.location_name(entry, entry.overlay_fingerprint, entry.materializer_version)
     assert name == "OpenVDN__vdn-minimax-h3-e541eaf4b41d4e5c"
-
-
-def test_lock_file_name() -> None:
-    """The lock has the published name."""
-    assert sglang.lock_file_name(VDN_IDENTITY) == (
-        "3a4ce56e2ada233c83519eef76c2c9939a0adc3e2b1e2c697647bd09f4717b16"
-        "overlay-materialize::OpenVDN-vdn-minimax-h3::kevin-mi-VDN-H3-overlay::7de18275dddfe59da36a234e222bcdd274963bc3"
-        ".lock"
-    )
-
-
-@pytest.mark.parametrize(("extra", "length"), [(0, 255), (1, 64 + len(".lock"))])
-def test_lock_file_name_has_at_most_255_bytes(extra: int, length: int) -> None:
-    """A name of 255 bytes is used whole; from 256 on only the digest is left."""
-    fixed = len(sglang.lock_file_name(replace(ORG, source_model_id="")))
-    identity = replace(ORG, source_model_id="m" * (255 - fixed + extra))
-    name = sglang.lock_file_name(identity)
-    assert len(name) == length
 
 
 def test_marker() -> None:
@@ -183,32 +163,6 @@ def test_packaged_registry_agrees_with_the_built_in_table() -> None:
         assert entries[model].overlay == Pin(row.overlay_repo_id, row.overlay_revision)
         if row.source_revision:
             assert entries[model].source == Pin(model, row.source_revision)
-
-
-@pytest.mark.parametrize(
-    ("environ", "root"),
-    [
-        ({"SGLANG_DIFFUSION_CACHE_ROOT": "/data/sgl", "XDG_CACHE_HOME": "/x"}, "/data/sgl"),
-        ({"SGLANG_DIFFUSION_CACHE_ROOT": "~/sgl"}, "HOME/sgl"),
-        ({"SGLANG_DIFFUSION_CACHE_ROOT": "sgl"}, "CWD/sgl"),
-        ({"XDG_CACHE_HOME": "/x"}, "/x/sgl_diffusion"),
-        ({"XDG_CACHE_HOME": ""}, "HOME/.cache/sgl_diffusion"),
-        ({}, "HOME/.cache/sgl_diffusion"),
-    ],
-)
-def test_h23_cache_root(environ: dict[str, str], root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's variable, else XDG_CACHE_HOME, else ~/.cache: always absolute, never created."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    expected = Path(root.replace("HOME", str(tmp_path / "home")).replace("CWD", str(Path.cwd())))
-    assert sglang.cache_root(environ) == expected
-    assert not (tmp_path / "home").exists()
-
-
-def test_empty_cache_root_is_refused() -> None:
-    """An empty variable would make a server write into its working directory; that is said, not done."""
-    with pytest.raises(InvalidUsage, match="empty") as caught:
-        sglang.cache_root({"SGLANG_DIFFUSION_CACHE_ROOT": ""})
-    assert caught.value.code == "empty-cache-root"
 
 
 def test_local_overlay_is_in_the_key_as_it_was_spelled() -> None:

@@ -90,7 +90,7 @@ def test_files_of_a_folder_come_before_its_subfolders() -> None:
 )
 def test_files_that_count(path: str) -> None:
     """Hidden files, licences and weights in other formats all change the fingerprint."""
-    assert sglang.enters_fingerprint(path)
+    assert sglang_fingerprint.enters_fingerprint(path)
     assert sglang.overlay_fingerprint([*SYNTHETIC.items(), (path, b"content")]) != SYNTHETIC_FINGERPRINT
 
 
@@ -108,20 +108,18 @@ def test_files_that_count(path: str) -> None:
 )
 def test_files_that_do_not_count(path: str) -> None:
     """Weights by their suffix in lower case, and generated folders, leave the fingerprint alone."""
-    assert not sglang.enters_fingerprint(path)
+    assert not sglang_fingerprint.enters_fingerprint(path)
     assert sglang.overlay_fingerprint([*SYNTHETIC.items(), (path, b"content")]) == SYNTHETIC_FINGERPRINT
 
 
-def test_metadata_only_ignores_what_a_server_never_downloads(tmp_path: Path) -> None:
-    """A snapshot that was fetched whole gives the fresh server's fingerprint, and its extra files are named."""
+def test_what_a_server_never_downloads_changes_the_fingerprint(tmp_path: Path) -> None:
+    """A snapshot that was fetched whole has another fingerprint, and the files that make it so are named."""
     extras = {".gitattributes": b"*", "LICENSE": b"MIT", "a/picture.png": b"png"}
     weights = {"transformer/model.safetensors": b"w"}
     root = write(tmp_path, {**SYNTHETIC, **extras, **weights})
 
     assert sglang.overlay_fingerprint(root) != SYNTHETIC_FINGERPRINT
-    assert sglang.overlay_fingerprint(root, metadata_only=True) == SYNTHETIC_FINGERPRINT
-    paths = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
-    assert sglang.extra_files(paths) == (".gitattributes", "LICENSE", "a/picture.png")
+    assert sglang.extra_files([*SYNTHETIC, *extras, *weights]) == tuple(extras)
 
 
 def test_file_links_are_followed_and_folder_links_are_not(tmp_path: Path) -> None:
