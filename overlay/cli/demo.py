@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DemoStep", "Demonstration", "demo"]
 
-_REGISTRY = """\
-schema_version: 1
-models:
-  {model}:
-    source: {{revision: {source}}}
-    overlay: {{repo: {overlay_repo}, revision: {overlay}}}
-    needs:
-      - {{repo: {needs_repo}, revision: {needs}, components: [text_encoder, tokenizer, processor]}}
-    recipe: {{name: vdn-h3, stage: stage-dmd-step-250}}
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class DemoStep:
@@ -96,12 +85,13 @@ def _in_view(common: Common) -> Iterator[None]:
 
 def _story(common: Common, folder: Path) -> Iterator[DemoStep]:
     from overlay.demo.checkpoint import SOURCE_REPO, write_hub
+    from overlay.demo.registry import write_registry
     from overlay.demo.revisions import bump_rename
 
     hub = write_hub(folder / "hub", spec_name="adapter_config.json")
-    _write_registry(folder / "registry.yaml", hub)
+    write_registry(folder / "registry.yaml", hub)
     bumped = bump_rename(hub)
-    _write_registry(folder / "bumped.yaml", bumped)
+    write_registry(folder / "bumped.yaml", bumped)
     places = {
         "OVERLAY_HUB": str(hub.root),
         "OVERLAY_CACHE_ROOT": str(folder / "cache"),
@@ -165,20 +155,6 @@ def _variables(places: dict[str, str]) -> Iterator[None]:
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-def _write_registry(path: Path, hub: HubFolder) -> None:
-    from overlay.demo import checkpoint as made
-
-    text = _REGISTRY.format(
-        model=made.SOURCE_REPO,
-        source=hub.source,
-        overlay_repo=made.OVERLAY_REPO,
-        overlay=hub.overlay,
-        needs_repo=made.NEEDS_REPO,
-        needs=made.NEEDS_REVISION,
-    )
-    path.write_text(text)
 
 
 def _text(found: Demonstration) -> Iterator[str]:

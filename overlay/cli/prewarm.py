@@ -166,19 +166,17 @@ def _planned(work: overlay.Work, common: Common) -> PlannedModel:
         free=filesystem_of(root).free,
         root=str(root),
         adapters=tuple(PlannedAdapter(use.name, use.kind, use.num_pairs, use.scales) for use in work.plan.adapters),
-        files=tuple(PlannedFile(step.output.path, step.how, _is_fused(step), step.size) for step in work.steps),
+        files=tuple(_planned_file(step) for step in work.steps),
         missing=tuple(f"{item.repo}@{item.revision}/{item.path}" for item in work.missing),
         notes=(*work.plan.notes, *work.notes),
     )
 
 
-def _is_fused(step: Step) -> bool:
-    from overlay.planning.outputs import Fused, SafetensorsFile
+def _planned_file(step: Step) -> PlannedFile:
+    from overlay.planning.outputs import SafetensorsFile
 
-    output = step.output
-    return isinstance(output, SafetensorsFile) and any(
-        isinstance(piece, Fused) for tensor in output.tensors for piece in tensor.pieces
-    )
+    fused = isinstance(step.output, SafetensorsFile) and step.output.is_fused
+    return PlannedFile(step.output.path, step.how, fused, step.size)
 
 
 def _prewarmed(done: overlay.Materialization) -> PrewarmedModel:

@@ -10,10 +10,9 @@ from overlay.errors import InvalidUsage
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["PRESETS", "RELEASE_BLOCKS", "Preset", "make_preset"]
+__all__ = ["PRESETS", "Preset", "make_preset"]
 
 PRESETS = ("tiny", "release-dims")
-RELEASE_BLOCKS = 50
 _RELEASE_VAE_LAYERS = 36
 
 

@@ -12,14 +12,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Dis
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
+from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.formats.strict_json import parse_json
 
 if TYPE_CHECKING:
     from overlay.formats.files import Files
 
-__all__ = ["MANIFEST_PATH", "FileMapping", "GlobMapping", "Manifest", "SourceMapping", "TreeMapping", "read_manifest"]
-
-MANIFEST_PATH = "_overlay/overlay_manifest.json"
+__all__ = ["FileMapping", "GlobMapping", "Manifest", "SourceMapping", "TreeMapping", "read_manifest"]
 
 
 def _contained(path: str) -> str:

@@ -1,10 +1,13 @@
-"""Which files of an overlay repo count: what a server downloads of one."""
+"""Which files of an overlay repo count: its manifest, and what a server downloads of one."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-__all__ = ["METADATA_PATTERNS", "is_metadata"]
+__all__ = ["MANIFEST_PATH", "METADATA_PATTERNS", "is_metadata"]
+
+MANIFEST_PATH = "_overlay/overlay_manifest.json"
+"""What makes a repo or folder an overlay."""
 
 METADATA_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
 """What a server downloads of an overlay repo; ``*`` crosses ``/``. Weights never come from there."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, InvalidUsage
+from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.registry.entries import LOCAL, Entry, Pin, Recipe, Resolution, ServerSpec
 from overlay.registry.problems import did_you_mean
 
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
     from overlay.registry.entries import Registry
 
-__all__ = ["MANIFEST", "resolve"]
-
-MANIFEST = "_overlay/overlay_manifest.json"
+__all__ = ["resolve"]
 
 
 def resolve(model: str, registry: Registry) -> Resolution:
@@ -46,7 +45,7 @@ def resolve(model: str, registry: Registry) -> Resolution:
     key = _key_of(folder, registry.entries)
     if key is not None:
         return _local_source(registry, registry.entries[key], folder)
-    if os.path.isfile(folder / MANIFEST):  # noqa: PTH113 - a folder that may not be looked into has none for us
+    if os.path.isfile(folder / MANIFEST_PATH):  # noqa: PTH113 - a folder that may not be looked into has none for us
         return _direct_overlay(registry, model, folder)
     raise InvalidUsage(
         f"{folder}: is no source of a known model and no overlay",
@@ -123,7 +122,7 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
         needs=known.needs if known else (),
         recipe=recipe,
         line=1,
-        origin=str(folder / MANIFEST),
+        origin=str(folder / MANIFEST_PATH),
         materializer_version=manifest.materializer_version,
         server=ServerSpec(model, LOCAL, manifest.source_revision),
     )
@@ -140,10 +139,10 @@ def _source_model_id(folder: Path, found: str | None) -> str:
         return check_repo(found or "")
     except ValueError as error:
         raise BrokenInput(
-            f"{folder / MANIFEST}: source_model_id is {found!r}; expected the repo id (org/name) of the source",
+            f"{folder / MANIFEST_PATH}: source_model_id is {found!r}; expected the repo id (org/name) of the source",
             code="no-source-model-id",
             hint="an overlay that is given as a folder must name its source",
-            path=str(folder / MANIFEST),
+            path=str(folder / MANIFEST_PATH),
         ) from error
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.cli import demo
 from overlay.demo.checkpoint import SOURCE_REPO, HubFolder, write_hub
+from overlay.demo.registry import write_registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,5 +40,5 @@ class World:
 def make_world(root: Path) -> World:
     """Write the hub and its registry."""
     hub = write_hub(root / "hub", blocks=1)
-    demo._write_registry(root / "registry.yaml", hub)
+    write_registry(root / "registry.yaml", hub)
     return World(root, hub)
