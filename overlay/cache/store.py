@@ -120,11 +120,6 @@ class Cache:
             fsync(target.parent)
         return target
 
-    def drop_object(self, digest: str) -> None:
-        """Forget an object whose bytes were found to be wrong; the next build makes it again."""
-        with writing(self.root, "unlink an object"):
-            self.root.object(digest).unlink(missing_ok=True)
-
     def link_object(self, source: Path, digest: str, mode: LinkMode, *, shared_store: bool) -> LinkResult:
         """Bring an input file in as an object.
 

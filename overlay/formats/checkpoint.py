@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, NotHere
-from overlay.formats.files import safe_path
+from overlay.formats.files import PICKLES, safe_path
 from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import some
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from overlay.formats.files import Files
     from overlay.formats.header import Header, TensorInfo
@@ -21,7 +22,6 @@ __all__ = ["Checkpoint", "read_checkpoint"]
 
 _WEIGHTS = ".safetensors"
 _INDEX = ".safetensors.index.json"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
 _SHOWN = 20
 
@@ -70,7 +70,7 @@ def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
     where = files.where(folder) if folder else files.name
     if len(indexes) > 1:
         raise BrokenInput(
-            f"{where}: {len(indexes)} indexes ({_some(indexes)}), expected one",
+            f"{where}: {len(indexes)} indexes ({some(indexes, _SHOWN)}), expected one",
             code="two-indexes",
             hint="keep one variant of the weights in the folder",
             where=where,
@@ -131,7 +131,7 @@ def _check_files(listed: list[str], existing: Collection[str], present: Collecti
     missing = [shard for shard in listed if shard not in existing]
     if missing:
         raise BrokenInput(
-            f"{where}: {len(missing)} of {len(listed)} shards are missing: {_some(missing, None)}",
+            f"{where}: {len(missing)} of {len(listed)} shards are missing: {', '.join(missing)}",
             code="missing-shards",
             hint="incomplete download? download the folder again",
             where=where,
@@ -140,7 +140,7 @@ def _check_files(listed: list[str], existing: Collection[str], present: Collecti
     extra = sorted(set(present) - set(listed))
     if extra:
         raise BrokenInput(
-            f"{where}: does not list {len(extra)} safetensors files that lie beside its shards: {_some(extra, None)}",
+            f"{where}: does not list {len(extra)} safetensors files that lie beside its shards: {', '.join(extra)}",
             code="extra-shards",
             hint="left over from another version? remove them, or download the index that belongs to them",
             where=where,
@@ -173,7 +173,7 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
         actual = f"is in {found[name]}" if name in found else "is in no shard"
         raise BrokenInput(
             f"{where}: tensor {name!r} {actual}, expected in {wanted[name]}"
-            f" ({len(misplaced)} of {len(wanted)} tensors are not where the index says: {_some(misplaced)})",
+            f" ({len(misplaced)} of {len(wanted)} tensors are not where the index says: {some(misplaced, _SHOWN)})",
             code="tensor-not-in-shard",
             hint="index and shards belong to different versions; download the folder again",
             where=where,
@@ -182,7 +182,7 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
     unlisted = [name for name in found if name not in wanted]
     if unlisted:
         raise BrokenInput(
-            f"{where}: does not list {len(unlisted)} tensors of its shards: {_some(unlisted)}",
+            f"{where}: does not list {len(unlisted)} tensors of its shards: {some(unlisted, _SHOWN)}",
             code="tensor-not-in-index",
             hint="index and shards belong to different versions; download the folder again",
             where=where,
@@ -191,25 +191,18 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
 
 
 def _no_weights(here: list[str], where: str) -> BrokenInput | NotHere:
-    pickles = [path for path in here if path.endswith(_PICKLES)]
+    pickles = [path for path in here if path.endswith(PICKLES)]
     if pickles:
         return BrokenInput(
-            f"{where}: only pickled weights ({_some(pickles)}), expected {_WEIGHTS}",
+            f"{where}: only pickled weights ({some(pickles, _SHOWN)}), expected {_WEIGHTS}",
             code="pickled-weights",
             hint="pickle files can run code when they are read; convert them to safetensors first",
             where=where,
             files=pickles,
         )
     return NotHere(
-        f"{where}: no {_WEIGHTS} file; found {_some(here) or 'no file at all'}",
+        f"{where}: no {_WEIGHTS} file; found {some(here, _SHOWN) or 'no file at all'}",
         code="no-weights",
         hint="check the folder; incomplete download?",
         where=where,
     )
-
-
-def _some(names: Iterable[str], limit: int | None = _SHOWN) -> str:
-    """The names for a message: the first ``limit``, and how many more there are."""
-    names = list(names)
-    rest = 0 if limit is None else max(0, len(names) - limit)
-    return ", ".join(names[:limit]) + (f" and {rest} more" if rest else "")

@@ -15,13 +15,16 @@ from overlay.formats.local import explain_os_error, file_stat, open_file, read_s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAX_RANGE", "MAX_SMALL_FILE", "Files", "Folder", "safe_path"]
+__all__ = ["MAX_RANGE", "MAX_SMALL_FILE", "PICKLES", "Files", "Folder", "safe_path"]
 
 MAX_SMALL_FILE = 64 * 2**20
 """Bytes that ``read_bytes`` reads at most: JSON and text, never weights."""
 
 MAX_RANGE = 2**20
 """Bytes that ``read_range`` reads at most: scalars such as an adapter's alpha."""
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+"""Suffixes of weights that can run code when they are read."""
 
 
 class Files(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.formats.files import PICKLES
 from overlay.formats.overlay_repo import is_metadata
 from overlay.planning.outputs import CarriedFile, GeneratedFile
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["carry_files", "carry_folder", "overlay_own_files"]
 
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-
 
 def carry_files(book: InputBook, paths: Iterable[str], moved: dict[str, str] | None = None) -> list[OutputFile]:
     """Carry each path, to ``moved[path]`` where given.
@@ -27,7 +26,7 @@ def carry_files(book: InputBook, paths: Iterable[str], moved: dict[str, str] | N
     """
     outputs: list[OutputFile] = []
     for path in paths:
-        if path.lower().endswith(PICKLED):
+        if path.lower().endswith(PICKLES):
             raise BrokenInput(
                 f"{book.files.where(path)}: pickled weights are refused, loading them runs code",
                 code="pickle",

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput
-from overlay.formats.adapters.keys import some
 from overlay.formats.adapters.model import Scaling, number
 from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

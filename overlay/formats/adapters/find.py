@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.adapters.community import EMBEDDED, embedded_config, says_its_scale
-from overlay.formats.adapters.keys import some
 from overlay.formats.adapters.openvdn import OpenVDNSpec
 from overlay.formats.adapters.peft import PeftConfig
-from overlay.formats.files import safe_path
+from overlay.formats.files import PICKLES, safe_path
 from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import some
 
 if TYPE_CHECKING:
     from overlay.formats.files import Files
@@ -24,7 +24,6 @@ __all__ = ["SPEC_NAMES", "Description", "Found", "find_adapter", "parse_descript
 SPEC_NAMES = ("adapter_spec.json", "adapter_config.json")
 """Looked for in this order; content tells what they are. OpenVDN renamed its file from the second to the first."""
 
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _OTHER_PROJECT = ("format_version", "adapter_kind", "tensors")
 
 Description = OpenVDNSpec | PeftConfig
@@ -165,7 +164,7 @@ def _the_file(files: Files, path: str) -> str:
     if path.endswith(".safetensors"):
         return path
     where = files.where(path)
-    if path.endswith(_PICKLES):
+    if path.endswith(PICKLES):
         raise _pickle(where)
     raise BrokenInput(
         f"{where}: is no .safetensors file",
@@ -177,7 +176,7 @@ def _the_file(files: Files, path: str) -> str:
 
 def _only_weights(files: Files, folder: str, inside: list[str], beside: list[str], specs: list[str]) -> str:
     for name in beside:
-        if name.endswith(_PICKLES):
+        if name.endswith(PICKLES):
             raise _pickle(files.where(name))
     weights = [name for name in beside if name.endswith(".safetensors")]
     if len(weights) == 1:

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.formats.wording import some
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Container
 
     from overlay.formats.header import Header, TensorInfo
 
-__all__ = ["PEFT_PREFIX", "Half", "read_keys", "some"]
+__all__ = ["Half", "read_keys"]
 
-PEFT_PREFIX = "base_model.model."
+_PEFT_PREFIX = "base_model.model."
 
 # The adapter's own name may be anything without a dot, "lora_A" included, so the module ends as early as it can.
 _KEY = re.compile(r"(?P<module>.+?)\.(?:lora_(?P<half>A|B|down|up)(?:\.(?P<infix>[^.]+))?\.weight|(?P<alpha>alpha))")
@@ -66,13 +67,6 @@ class Half:
     kohya: bool
 
 
-def some(names: Iterable[str], limit: int = 3) -> str:
-    """A few of many names, for a message."""
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
-
-
 def read_keys(header: Header, where: str, base: Container[str]) -> tuple[Half, ...]:
     """The LoRA pairs of a file, in file order.
 
@@ -89,7 +83,7 @@ def read_keys(header: Header, where: str, base: Container[str]) -> tuple[Half, .
     infixes: dict[str | None, str] = {}
     strangers: list[str] = []
     for name, tensor in header.tensors.items():
-        match = _KEY.fullmatch(name.removeprefix(PEFT_PREFIX))
+        match = _KEY.fullmatch(name.removeprefix(_PEFT_PREFIX))
         if match is None:
             strangers.append(name)
             continue
@@ -159,7 +153,7 @@ def _pair(module: str, parts: dict[str, list[TensorInfo]], where: str) -> Half:
 def _stranger(names: list[str], where: str, base: Container[str]) -> BrokenInput:
     name = names[0]
     what = next((what for pattern, what in _KNOWN if pattern.search(name)), None)
-    plain = name.removeprefix(PEFT_PREFIX)
+    plain = name.removeprefix(_PEFT_PREFIX)
     if what is None and (plain in base or plain.split(".", 1)[-1] in base or name.endswith((".weight", ".bias"))):
         what = "a whole weight, as modules_to_save keeps them (or a layer that this reader does not know)"
     data = {"where": where, "tensor": name, "tensors": names[:10], "count": len(names)}

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from overlay.errors import BrokenInput
 from overlay.formats.adapters.community import file_alone, metadata_alpha
 from overlay.formats.adapters.find import find_adapter
-from overlay.formats.adapters.keys import read_keys, some
+from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base, close_names
 from overlay.formats.adapters.model import Adapter, Pair, number
 from overlay.formats.adapters.openvdn import OpenVDNSpec
+from overlay.formats.wording import some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
