@@ -18,7 +18,7 @@ from overlay.formats.vdn import read_linear_branch, read_stage_metadata
 from overlay.planning.carry import carry_folder, overlay_own_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Literal, OutputTensor, SafetensorsFile
-from overlay.planning.plan import overlaid
+from overlay.planning.plan import finish, overlaid
 from overlay.planning.video_vae import relaid_video_vae
 
 if TYPE_CHECKING:
@@ -73,14 +73,17 @@ def vdn_h3(
     refuse_fused_twice(source.files, f"{BASE}/transformer", adapters)
     uses = adapter_uses(adapters)
 
+    made = [
+        *(output for component, book in needs.items() for output in carry_folder(book, component, component)),
+        *_video_vae(source),
+        *fuse_checkpoint(source, transformer, adapters, "transformer"),
+        *_transformer_extras(model, source, stage, transformer, adapters, rule),
+    ]
     outputs = overlaid(
         overlay_own_files(overlay),
         carry_folder(source, f"{BASE}/audio_vae", "audio_vae"),
-        [output for component, book in needs.items() for output in carry_folder(book, component, component)],
-        _video_vae(source),
         _configs(source),
-        fuse_checkpoint(source, transformer, adapters, "transformer"),
-        _transformer_extras(model, source, stage, transformer, adapters, rule),
+        finish(made, model),  # no shard may go by the name of a file that is made
     )
     reads = [f"{stage}/metadata.json", f"{stage}/linear_branch/config.json"]
     reads += [f"{BASE}/{component}/config.json" for component in ("transformer", "vae", "audio_vae")]
