@@ -15,6 +15,7 @@ from overlay.cache.disk import has_layout
 from overlay.cache.trees import is_our_link, location_target
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest
+from overlay.formats.materialized import RECORD_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from overlay.cache.layout import CacheRoot
 
 __all__ = ["FileInfo", "Files", "TreeInfo", "entries", "files_under", "find", "locations_of", "ls"]
-
-_RECORD = "overlay_record.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,7 @@ def _tree(root: CacheRoot, path: Path, locations: list[str]) -> TreeInfo:
 def _record(tree: Path) -> Mapping[str, Any]:
     """The tree's record, read tolerantly: a damaged one must not keep anybody from listing or removing."""
     try:
-        document = json.loads((tree / _RECORD).read_bytes())
+        document = json.loads((tree / RECORD_NAME).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

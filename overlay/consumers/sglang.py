@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUILT_IN",
-    "MARKER_NAME",
     "BuiltIn",
     "Identity",
     "extra_files",
@@ -30,9 +29,6 @@ __all__ = [
     "marker_bytes",
     "overlay_fingerprint",
 ]
-
-MARKER_NAME = ".sglang_overlay_materialized.json"
-"""The server tests that this file exists; it never reads it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput
 from overlay.fingerprint import action_key
+from overlay.formats.materialized import RECORD_NAME
 from overlay.planning.actions import WRITER_VERSION
-from overlay.planning.outputs import RECORD_NAME
 from overlay.planning.plan import inputs_of
 from overlay.registry import LOCAL
 

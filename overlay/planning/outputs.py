@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 __all__ = [
-    "RECORD_NAME",
     "AliasFile",
     "CarriedFile",
     "Fused",
@@ -25,9 +24,6 @@ __all__ = [
     "Term",
     "Zeros",
 ]
-
-RECORD_NAME = "overlay_record.json"
-"""Where the record of a finished folder goes, so no output may."""
 
 
 @dataclass(frozen=True, slots=True)

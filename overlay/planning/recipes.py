@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, InvalidUsage, Untrusted
 from overlay.formats.manifest import read_manifest
+from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.model_index import read_model_index
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
-from overlay.planning.outputs import RECORD_NAME, GeneratedFile
+from overlay.planning.outputs import GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.vdn_h3 import vdn_h3
 
@@ -104,7 +105,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         location = identity.location_name
         notes += fingerprint_notes(entry, inventory.overlay, identity)
         marker = sglang.marker_bytes(identity, f"{entry.model}@{inventory.source.revision}")
-        outputs = list(overlaid(outputs, [GeneratedFile(sglang.MARKER_NAME, marker)]))
+        outputs = list(overlaid(outputs, [GeneratedFile(MARKER_NAME, marker)]))
     return Plan(
         model=entry.model,
         rule=rule,

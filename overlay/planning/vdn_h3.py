@@ -12,6 +12,7 @@ from overlay.errors import BrokenInput, InvalidRegistry
 from overlay.fingerprint import bytes_digest
 from overlay.formats.adapters import check_model_spec
 from overlay.formats.checkpoint import read_checkpoint
+from overlay.formats.materialized import PREFUSED_NAME
 from overlay.formats.rope import rope_inv_freq
 from overlay.formats.strict_json import dump_json, parse_object
 from overlay.formats.vdn import read_linear_branch, read_stage_metadata
@@ -38,7 +39,6 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 BASE = "h3-base"
 BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
 ROPE_FILE = "sglang_rope_inv_freq.safetensors"
-PROVENANCE_FILE = "sglang_vdn_prefused.json"
 MERGE_RULES = {
     "fp32-once": "W += (alpha / rank) * B @ A, fp32 accumulate, one rounding to the stored dtype",
     "openvdn": "W += round((alpha / rank) * B @ A), each delta and each sum rounded to the stored dtype",
@@ -177,7 +177,7 @@ def _transformer_extras(
         SafetensorsFile(f"transformer/{ROPE_FILE}", {}, (rope_tensor,)),
         GeneratedFile("transformer/config.json", dump_json({**config, "hybrid_attention": branch_config["config"]})),
         GeneratedFile(
-            f"transformer/{PROVENANCE_FILE}",
+            f"transformer/{PREFUSED_NAME}",
             dump_json(_provenance(model, source, stage, adapters, rule, branch_config)),
         ),
     ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import NotHere
+from overlay.formats.materialized import MARKER_NAME, PREFUSED_NAME, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 
 if TYPE_CHECKING:
@@ -15,10 +16,6 @@ if TYPE_CHECKING:
     from overlay.formats.files import Files
 
 __all__ = ["Stamp", "fused_adapters"]
-
-_PREFUSED = "sglang_vdn_prefused.json"
-_RECORD = "overlay_record.json"
-_MARKER = ".sglang_overlay_materialized.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,9 @@ def fused_adapters(files: Files, folder: str) -> tuple[Stamp, ...]:
     """
     places = [folder, folder.rpartition("/")[0]] if folder else [""]
     prefixes = [f"{place}/" if place else "" for place in places]
-    detailed = [prefix + name for prefix in prefixes for name in (_PREFUSED, _RECORD) if _has(files, prefix + name)]
-    markers = [prefix + _MARKER for prefix in prefixes if _has(files, prefix + _MARKER)]
+    named = [prefix + name for prefix in prefixes for name in (PREFUSED_NAME, RECORD_NAME)]
+    detailed = [path for path in named if _has(files, path)]
+    markers = [prefix + MARKER_NAME for prefix in prefixes if _has(files, prefix + MARKER_NAME)]
     if not detailed:
         return tuple(Stamp(path, ()) for path in markers)
     stamps = (_read(files, path) for path in detailed)
@@ -68,7 +66,7 @@ def _has(files: Files, path: str) -> bool:
 
 def _read(files: Files, path: str) -> Stamp | None:
     document = parse_object(files.read_bytes(path), files.where(path))
-    if path.endswith(_PREFUSED):
+    if path.endswith(PREFUSED_NAME):
         adapters = _objects(document.get("adapters"))
         return Stamp(path, _digests(f"sha256:{adapter.get('adapter_model_sha256')}" for adapter in adapters))
     held: list[Any] = [item.get("digest") for item in _objects(document.get("inputs")) if item.get("role") == "adapter"]
