@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Protocol
@@ -54,6 +53,8 @@ def matches(path: str, patterns: Sequence[str] | None) -> bool:
 
 def no_such_file(name: str, path: str, paths: Sequence[str]) -> NotHere:
     """The error for a path that a repo or folder does not have, with those that look like it."""
+    import difflib  # 3 ms that only an error needs
+
     similar = difflib.get_close_matches(path, paths, n=3, cutoff=0.8)
     hint = f"did you mean {' or '.join(similar)}?" if similar else "check the path and the revision"
     return NotHere(f"{name}: has no file {path}", code="no-such-file", hint=hint, repo=name, path=path, similar=similar)

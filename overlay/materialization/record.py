@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import BrokenInput
 from overlay.fingerprint import action_key
 from overlay.formats.materialized import RECORD_NAME
-from overlay.planning.actions import WRITER_VERSION
-from overlay.planning.plan import inputs_of
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
@@ -75,6 +73,8 @@ def identity_of(
     Args:
         digests: By repo and path, for inputs whose sha256 the plan did not know.
     """
+    from overlay.planning.actions import WRITER_VERSION  # a query reads records and makes no plan
+
     return {
         "schema_version": SCHEMA_VERSION,
         "model": plan.model,
@@ -96,6 +96,8 @@ def _adapter(use: AdapterUse) -> dict[str, Any]:
 
 
 def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
+    from overlay.planning.plan import inputs_of  # as above
+
     def key(item: Input) -> tuple[str, str]:
         return item.repo, item.path
 

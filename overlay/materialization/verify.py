@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,7 +96,14 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
         bytes_read = sum(item["size"] for item in unread)
         problems += _content_problems(folder, unread, bytes_read, jobs, phase)
     problems.sort(key=lambda problem: problem.path)
-    return Verification(folder, level, record.get("model") if record.get("pins") else None, len(record["outputs"]), bytes_read, tuple(problems))
+    return Verification(
+        folder,
+        level,
+        record.get("model") if record.get("pins") else None,
+        len(record["outputs"]),
+        bytes_read,
+        tuple(problems),
+    )
 
 
 def quick_problems(folder: Path, record: Mapping[str, Any]) -> list[Problem]:
@@ -136,6 +142,8 @@ def _distinct(folder: Path, items: Sequence[Mapping[str, Any]]) -> list[Mapping[
 def _content_problems(
     folder: Path, items: Sequence[Mapping[str, Any]], total: int, jobs: int | None, phase: Phase | None
 ) -> list[Problem]:
+    from concurrent.futures import ThreadPoolExecutor
+
     from overlay.materialization.request import silent
 
     workers = jobs or min(8, len(os.sched_getaffinity(0)))
