@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.children import as_plain_user, in_child
-from support.models import open_to_all
+from support.models import readable_by_all
 from support.published_rule import files_of
 from support.small_models import IN, MODULES, OUT, fused, small_adapter, small_base, tensors_of, write_base, write_peft
 from support.tensors import write_tensors
@@ -143,7 +143,7 @@ def test_what_lies_beside_an_adapter_file_is_none_of_our_business(base: Path, ad
     (downloads / "closed").mkdir(mode=0o000)
     (downloads / os.fsdecode(b"caf\xe9")).write_text("latin-1")
     fuse(base, [adapter], tmp_path / "first")  # imports what the plain user may not be able to read
-    open_to_all(tmp_path)
+    readable_by_all(tmp_path)
     tmp_path.chmod(0o777)
     done = as_plain_user(lambda: fuse(base, [downloads / "style.safetensors"], tmp_path / "out"))
     assert isinstance(done, Fusion)
@@ -324,7 +324,7 @@ def test_no_room_is_refused_before_the_first_write(
 def test_a_folder_that_cannot_be_written_is_an_error_of_ours(base: Path, adapter: Path, tmp_path: Path) -> None:
     """The folder, and what to do."""
     (tmp_path / "closed").mkdir(mode=0o555)
-    open_to_all(tmp_path)
+    readable_by_all(tmp_path)
     with pytest.raises(CannotWrite) as caught:
         as_plain_user(lambda: fuse(base, [adapter], tmp_path / "closed/out"))
     assert caught.value.code == "not-permitted"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.checkpoints import copy_hub
 from support.children import as_plain_user, in_child, mount_read_only, mount_tmpfs, own_mounts
-from support.models import VDN, open_to_all, options
+from support.models import VDN, options, readable_by_all
 from support.published_rule import files_of
 
 import overlay.cache.disk
@@ -187,7 +187,7 @@ def test_a_revision_that_is_not_in_the_hub_folder_is_named(shared_build: Built, 
 
 def test_a_hit_works_on_a_read_only_root(built: Built) -> None:
     """As another user who may write nothing there, and where root itself may not."""
-    open_to_all(built.root)
+    readable_by_all(built.root)
     chosen = built.options()
 
     def hit() -> tuple[str, str]:
@@ -211,7 +211,7 @@ def test_a_hit_of_a_local_source_works_on_a_read_only_root(shared_build: Built, 
     shutil.copytree(shared_build.hub.source_folder, folder)
     chosen = options(shared_build.hub, tmp_path / "root")
     materialize(str(folder), chosen)
-    open_to_all(tmp_path)
+    readable_by_all(tmp_path)
     assert as_plain_user(lambda: materialize(str(folder), chosen).result) == "present"
 
 
@@ -219,8 +219,8 @@ def test_a_build_in_a_read_only_root_says_so_and_what_to_do(shared_build: Built,
     """No traceback: the root, the operation and the variable that moves it."""
     root = tmp_path / "root"
     root.mkdir(mode=0o755)
-    open_to_all(tmp_path)
-    open_to_all(shared_build.hub.root)
+    readable_by_all(tmp_path)
+    readable_by_all(shared_build.hub.root)
     chosen = options(shared_build.hub, root)
     with pytest.raises(CannotWrite) as caught:
         as_plain_user(lambda: materialize(VDN, chosen))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from overlay.demo.checkpoint import HubFolder
 
-__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "open_to_all", "options", "vdn_registry", "write_registry"]
+__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "readable_by_all", "options", "vdn_registry", "write_registry"]
 
 VDN = "OpenVDN/vdn-minimax-h3"
 STAGE, STAGE_B = "stage-dmd-step-250", "stage-b-step-2000"
@@ -63,7 +63,7 @@ def copy_root(root: Path, to: Path) -> Path:
     return to
 
 
-def open_to_all(folder: Path) -> None:
+def readable_by_all(folder: Path) -> None:
     """Let every user reach a test's folder and read what is in it; what is closed on purpose stays so."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink() and path.stat().st_mode & stat.S_IRUSR:
