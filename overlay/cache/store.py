@@ -120,7 +120,15 @@ class Cache:
             fsync(target.parent)
         return target
 
-    def link_object(self, source: Path, digest: str, mode: LinkMode, *, shared_store: bool) -> LinkResult:
+    def link_object(
+        self,
+        source: Path,
+        digest: str,
+        mode: LinkMode,
+        *,
+        shared_store: bool,
+        check: Callable[[], None] | None = None,
+    ) -> LinkResult:
         """Bring an input file in as an object.
 
         Args:
@@ -128,6 +136,8 @@ class Cache:
             digest: Its digest, which the caller vouches for.
             mode: ``auto``, or the one way that is allowed.
             shared_store: The file lies in a store that nobody edits (the Hub's cache), so ``auto`` may share its inode.
+            check: Called between copy and object: raises if the source is not what it was. Not for a hardlink, which
+                is no copy and changes the source's ctime.
 
         Raises:
             NotHere: The source is gone.
@@ -144,6 +154,8 @@ class Cache:
             how = link_file(source, staged, allowed)
             if staged.stat().st_size != size:
                 raise input_changed(source, size, staged.stat().st_size)
+            if check is not None and how != "hardlink":
+                check()
             return LinkResult(how, size, self.adopt_file(staged, digest))
 
     def place_file(self, source: Path, dest: Path, small: bool) -> LinkResult:  # noqa: FBT001 - what the file is, not a switch

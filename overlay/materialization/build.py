@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from overlay.cache import is_small
 from overlay.cache.disk import make_folder, share_with_group, writing
+from overlay.errors import BrokenInput
 from overlay.fingerprint import file_digest
 from overlay.formats.header import read_header
 from overlay.hub import check_digests
@@ -45,7 +46,10 @@ class Inputs:
 
 
 class Checks:
-    """The Hub's digests held against the bytes of the inputs, on a thread of its own, beside the build.
+    """The digests of the plan held against the bytes of the inputs.
+
+    Files of the Hub are read for that on a thread of its own, beside the build. A folder's digests were taken from its
+    bytes, but people edit those in place: they are asked for once more, which costs a look at an unchanged file.
 
     Args:
         work: Its inputs are checked in the order in which they are needed.
@@ -53,12 +57,12 @@ class Checks:
     """
 
     def __init__(self, work: Work, inputs: Inputs, repos: Mapping[str, Repo], memo: DigestMemo) -> None:
+        self._repos = repos
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlay-sha256")
         self._results: dict[tuple[str, str], Future[None]] = {}
         for step in work.steps:
             for source in _needed(step):
                 repo, key = repos[source.repo], (source.repo, source.path)
-                # A folder's digests were taken from its bytes.
                 if repo.shared_store and key not in self._results:
                     files = {source.path: inputs.path(source)}
                     self._results[key] = self._thread.submit(check_digests, repo, files, memo)
@@ -70,14 +74,22 @@ class Checks:
         self._thread.shutdown(cancel_futures=True)
 
     def wait(self, step: Step) -> None:
-        """Until the inputs of one output are proven; before that no object may be made of them.
+        """Until the inputs of one output, which were read, are proven; before that no object may be made of them.
 
         Raises:
-            BrokenInput: One is not what the Hub says.
+            BrokenInput: One is not what the Hub says, or was changed since the plan was made.
         """
-        for source in _needed(step):
+        for source in dict.fromkeys(_needed(step)):
             if result := self._results.get((source.repo, source.path)):
                 result.result()
+            elif (found := self._repos[source.repo].digest(source.path)) != source.digest:
+                raise BrokenInput(
+                    f"{self._repos[source.repo].where(source.path)}: {found}, expected {source.digest}: "
+                    "it was changed while this ran",
+                    code="input-changed",
+                    hint="let whatever writes it finish, then run the same command again",
+                    path=source.path,
+                )
 
 
 @dataclass(slots=True)
@@ -174,7 +186,7 @@ class Builder:
             open_input=self.inputs.path,
             engine=self.engine if step.output.is_fused else None,
             rule=self.options.rule,
-            jobs=self.options.jobs or default_jobs(),
+            jobs=self.options.jobs or default_jobs(self.engine),
             memory=self.options.memory,
             progress=update,
         )
@@ -194,7 +206,9 @@ class Builder:
             self.checks.wait(step)
             digest = source.digest if source.digest.startswith("sha256:") else file_digest(path, "sha256")
             shared = self.repos[source.repo].shared_store
-            link = self.cache.link_object(path, digest, self.options.link, shared_store=shared)
+            link = self.cache.link_object(
+                path, digest, self.options.link, shared_store=shared, check=lambda: self.checks.wait(step)
+            )
             made.links[step.output.path] = link.how
             if step.action:
                 self.cache.put_action(step.action, {"digest": digest, "size": source.size})

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from overlay.cache.disk import existing
 from overlay.cache.links import ways
 from overlay.cache.probe import LinkOutlook, link_outlook
-from overlay.fingerprint import bytes_digest
+from overlay.errors import BrokenInput
+from overlay.fingerprint import bytes_digest, parse_digest
 from overlay.formats.layout import canonical_layout
 from overlay.hub import HubRepo
 from overlay.planning.actions import action_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from overlay.cache import Cache, LinkMode
+    from overlay.formats.layout import Layout
     from overlay.hub import Repo
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
@@ -122,10 +124,26 @@ def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache
             return _carried_step(output, rule, repos[output.input.repo], cache, links)
         case SafetensorsFile():
             action = action_of(output, rule)
-            entry = cache.find_action(action) if action else None
             layout = canonical_layout([(t.name, t.dtype, t.shape) for t in output.tensors], output.metadata)
+            entry = _entry_of(layout, cache.find_action(action) if action else None)
             payload = layout.file_size - len(layout.header)
             return Step(output, "present" if entry else "build", action, entry, payload, layout.file_size)
+
+
+def _entry_of(layout: Layout, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """What the plan needs of an entry, if it can be of a file of this layout: one of another file is not believed."""
+    fields = ("name", "dtype", "shape", "digest")
+    try:
+        if entry is None or entry["size"] != layout.file_size:
+            return None
+        tensors = [{field: item[field] for field in fields} for item in entry["tensors"]]
+        for item in tensors:
+            parse_digest(item["digest"])
+    except (KeyError, TypeError, BrokenInput):
+        return None
+    if [[*item.values()][:3] for item in tensors] != [[t.name, t.dtype, list(t.shape)] for t in layout.tensors]:
+        return None
+    return {"digest": entry["digest"], "size": entry["size"], "tensors": tensors}
 
 
 def _carried_step(output: CarriedFile, rule: str, repo: Repo, cache: Cache, links: _Links) -> Step:
