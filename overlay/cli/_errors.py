@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,14 +111,15 @@ def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException
     try:
         if failure.status == BUG and (os.environ.get("OVERLAY_DEBUG") or {"-v", "--verbose"} & set(args)):
             say(redact("".join(traceback.format_exception(error)).rstrip()), err=True)
-        if "--json" in args:  # looked up in the raw arguments: they may not have been parsed
+        if "--json" in args and failure.code != "output-failed":  # raw arguments: they may not have been parsed
             document = {"schema_version": SCHEMA_VERSION} | asdict(ErrorDocument(failure))
-            say(json.dumps(document, indent=2, default=str))
+            with suppress(CannotWrite):  # it is said on stderr as well
+                say(json.dumps(document, indent=2, default=str))
         say(f"{style(f'error[{failure.code}]', 'bad')}: {failure.message}", err=True)
         if failure.hint:
             say(f"{style('hint', 'dim')}: {failure.hint}", err=True)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError:
         _silence()
     return failure.status
 
@@ -171,5 +173,5 @@ def _text(path: object) -> str | None:
 
 
 def _silence() -> None:
-    # Python flushes stdout once more when it exits; that must not print a second complaint about the closed pipe.
+    # Python flushes stdout once more when it exits; that must not print a second complaint about it.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -64,7 +64,9 @@ def run(args: Sequence[str]) -> int:
         with cli.make_context("overlay", list(args)) as ctx:
             cli.invoke(ctx)
         sys.stdout.flush()
-    except BaseException as error:  # noqa: BLE001  # the last place: whatever it is gets its message and status
+    except BaseException as caught:  # noqa: BLE001  # the last place: whatever it is gets its message and status
+        # A library may have caught what a signal raised, and failed for that: imports of numpy and torch do.
+        error = _signalled[0] if _signalled else caught
         return report(failure_of(error, args), args, error)
     return 0
 
@@ -77,11 +79,33 @@ def main() -> NoReturn:
         sys.exit(2)
     if "_OVERLAY_COMPLETE" in os.environ:
         cli.main(prog_name="overlay")
-    signal.signal(signal.SIGTERM, _terminate)
+    _open_streams()
+    signal.signal(signal.SIGTERM, _unwind)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody wants it ignored
+        signal.signal(signal.SIGINT, _unwind)
     sys.exit(run(sys.argv[1:]))
 
 
-def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
+def _open_streams() -> None:
+    """Replace streams that the caller closed: the next file opened would get their number, and what a library prints.
+
+    A daemon has none; its work is done all the same.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number is this one
+    sys.stdin = sys.stdin or open(0, encoding="utf-8")  # noqa: SIM115 - a stream for good
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115 - as above
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115 - as above
+
+
+_signalled: list[BaseException] = []
+
+
+def _unwind(signum: int, _frame: FrameType | None) -> NoReturn:
     # Raised rather than fatal, so that staging is cleaned up on the way out; a second signal does not wait for that.
     signal.signal(signum, signal.SIG_DFL)
-    raise Terminated
+    _signalled.append(Terminated() if signum == signal.SIGTERM else KeyboardInterrupt())
+    raise _signalled[0]

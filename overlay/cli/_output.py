@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+
+from overlay.errors import CannotWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -69,6 +72,11 @@ def say(text: str, *, err: bool = False) -> None:
 
     ``NO_COLOR`` beats ``FORCE_COLOR``, which beats whether the stream is a terminal. Control characters, which names
     from a repo may hold, are shown and not sent; a path that is no valid text comes out as the bytes that it is.
+    What stderr does not take is lost: no remark is worth a run.
+
+    Raises:
+        BrokenPipeError: Nobody reads stdout any more.
+        CannotWrite: stdout cannot be written.
     """
     stream = sys.stderr if err else sys.stdout
     if os.environ.get("NO_COLOR"):
@@ -78,9 +86,21 @@ def say(text: str, *, err: bool = False) -> None:
     visible = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     plain = visible if color else click.unstyle(visible)
     try:
-        click.echo(plain, err=err, color=True)
-    except UnicodeEncodeError:
-        click.echo(plain.encode(errors="surrogateescape"), err=err)
+        try:
+            click.echo(plain, err=err, color=True)
+        except UnicodeEncodeError:
+            click.echo(plain.encode(errors="surrogateescape"), err=err)
+    except BrokenPipeError:
+        if not err:
+            raise
+    except OSError as error:
+        if not err:
+            raise CannotWrite(
+                f"standard output: cannot be written: {error.strerror}",
+                code="output-failed",
+                hint="the command itself was done; send its output elsewhere",
+                errno=errno.errorcode.get(error.errno or 0),
+            ) from error
 
 
 def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ") -> list[str]:
