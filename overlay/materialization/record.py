@@ -30,6 +30,7 @@ __all__ = [
     "RECORD_NAME",
     "SCHEMA_VERSION",
     "identity_of",
+    "is_intact",
     "pins_of",
     "read_record",
     "record_bytes",
@@ -126,6 +127,17 @@ def tree_name(label: str, identity: Mapping[str, Any], outputs: list[dict[str, A
     """``<org>__<name>-<16 hex>``: named by everything in the record but the run."""
     digest = action_key({**identity, "outputs": outputs}).removeprefix("sha256:")
     return f"{label.replace('/', '__')}-{digest[:16]}"
+
+
+def is_intact(record: Mapping[str, Any]) -> bool:
+    """Whether a record still is the one that its tree was named by; True for a fused folder, which has no such name."""
+    if "tree" not in record:
+        return True
+    identity = {key: value for key, value in record.items() if key not in ("tree", "location", "outputs", "run")}
+    try:
+        return bool(record["tree"] == tree_name(str(record.get("model")), identity, record["outputs"]))
+    except ValueError:  # NaN, which no record has
+        return False
 
 
 def record_bytes(record: Mapping[str, Any]) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from overlay.errors import InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import BlockHasher, file_digest
 from overlay.formats.header import read_header
-from overlay.materialization.record import RECORD_NAME, read_record
+from overlay.materialization.record import RECORD_NAME, is_intact, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -107,8 +107,10 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
 
 
 def quick_problems(folder: Path, record: Mapping[str, Any]) -> list[Problem]:
-    """Names and sizes: what is missing, what is too much, what has another size."""
+    """The record itself, names and sizes: what was edited, is missing, is too much, has another size."""
     problems = []
+    if not is_intact(record):
+        problems.append(Problem(RECORD_NAME, "content", "is not the record that this tree was named by"))
     for item in record["outputs"]:
         try:
             found = (folder / item["path"]).stat()

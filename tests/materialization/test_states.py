@@ -97,8 +97,12 @@ def test_unknown_where_nothing_tells_the_location(shared_build: Built, tmp_path:
         pytest.param(
             lambda b: edit_record(b.tree, lambda d: d.update(schema_version=99)), "schema", "reused", id="record-newer"
         ),
+        pytest.param(lambda b: edit_record(b.tree, drop_first_output), "named by", "reused", id="record-edited"),
         pytest.param(
-            lambda b: edit_record(b.tree, drop_first_output), "not in the record", "reused", id="record-edited"
+            lambda b: edit_record(b.tree, lambda d: d["inputs"][0].update(digest="sha256:0")),
+            "named by",
+            "reused",
+            id="input-edited",
         ),
         pytest.param(lambda b: shutil.rmtree(b.tree), "leads nowhere", "reused", id="dangling-link"),
         pytest.param(lambda b: shutil.rmtree(b.tree / "transformer"), "transformer/", "reused", id="folder-deleted"),

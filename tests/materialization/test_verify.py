@@ -76,7 +76,22 @@ def test_two_names_with_different_records_are_both_read(built: Built) -> None:
     [alias] = [item for item in record["outputs"] if item["path"] == "video_vae/model.safetensors"]
     alias["digest"] = f"xxh3_128:{'0' * 32}"
     path.write_text(json.dumps(record))
-    assert ("video_vae/model.safetensors", "content") in problems(built.tree)
+    assert problems(built.tree) == [(RECORD_NAME, "content"), ("video_vae/model.safetensors", "content")]
+
+
+def test_an_edited_record_is_found_wherever_it_was_edited(built: Built) -> None:
+    """Pins, inputs, adapters, outputs: everything but the run is what the tree was named by."""
+    file = built.tree / RECORD_NAME
+    original = json.loads(file.read_bytes())
+    for field in set(original) - {"schema_version", "run", "location"}:
+        file.write_text(json.dumps({**original, field: original[field] * 2 if field == "outputs" else "edited"}))
+        if field == "outputs":
+            assert (RECORD_NAME, "content") in problems(built.tree, "quick")
+        else:
+            assert problems(built.tree, "quick") == [(RECORD_NAME, "content")]
+            assert problems(built.tree) == [(RECORD_NAME, "content")]
+    file.write_text(json.dumps({**original, "run": {}}))
+    assert problems(built.tree) == []
 
 
 def test_a_flipped_bit_in_any_file_is_found_by_full_and_by_name(built: Built) -> None:
