@@ -46,6 +46,7 @@ def differences(found: Comparison) -> list[tuple[str, str, str]]:
     return [(item.folder, item.name, item.kind) for item in found.tensors]
 
 
+@pytest.mark.no_torch
 def test_a_copy_is_identical(tmp_path: Path) -> None:
     """Files and tensors, the count of each."""
     found = two(tmp_path, TENSORS, TENSORS)
@@ -75,6 +76,7 @@ def test_equal_tensors_in_other_shards_are_equal(shared_build: Built, tmp_path_f
     assert any(item.path.endswith("index.json") or item.kind != "content" for item in found.files)
 
 
+@pytest.mark.no_torch
 def test_one_file_against_shards_in_sub_folders(tmp_path: Path) -> None:
     """Tensors are matched by the folder of their file: another folder is another model."""
     write_checkpoint(tmp_path / "a", {"model.safetensors": TENSORS})
@@ -104,6 +106,7 @@ def test_what_differs_is_said_for_each_kind(tmp_path: Path, change: dict[str, Te
     assert (item.values is not None) == (kind == "values")
 
 
+@pytest.mark.no_torch
 def test_tensors_on_one_side_only(tmp_path: Path) -> None:
     """Each with the file that holds it."""
     a, b = {k: TENSORS[k] for k in "xy"}, {k: TENSORS[k] for k in "xu"}
@@ -115,6 +118,7 @@ def test_tensors_on_one_side_only(tmp_path: Path) -> None:
     assert found.num_tensors == 3
 
 
+@pytest.mark.no_torch
 def test_files_on_one_side_only_and_other_content(tmp_path: Path) -> None:
     """Sorted by path; hidden files count, records do not."""
     for side in "ab":
@@ -150,6 +154,7 @@ def test_values_are_counted_over_the_whole_tensor(tmp_path: Path) -> None:
     assert found.tensors[0].values == ValueDifferences(2, 4, 2.0, 2**23)
 
 
+@pytest.mark.no_torch
 def test_the_same_inode_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hardlinked trees compare by their stat."""
     write_tensors(tmp_path / "a/model.safetensors", TENSORS)
@@ -159,6 +164,7 @@ def test_the_same_inode_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert compare(tmp_path / "a", tmp_path / "b").identical
 
 
+@pytest.mark.no_torch
 def test_a_damaged_safetensors_file_is_an_error_and_no_difference(tmp_path: Path) -> None:
     """What cannot be read was not compared."""
     write_tensors(tmp_path / "a/model.safetensors", TENSORS)
@@ -168,6 +174,7 @@ def test_a_damaged_safetensors_file_is_an_error_and_no_difference(tmp_path: Path
         compare(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.no_torch
 def test_a_dangling_link_is_an_error_that_names_it(tmp_path: Path) -> None:
     """Neither a crash nor a difference."""
     for side in "ab":
@@ -177,6 +184,7 @@ def test_a_dangling_link_is_an_error_that_names_it(tmp_path: Path) -> None:
         compare(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.no_torch
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     """Named, on either side."""
     (tmp_path / "a").mkdir()

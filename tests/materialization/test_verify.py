@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.models import copy_root
+from support.tensors import tensors_file, u8
 
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
+from overlay.fingerprint import bytes_digest
 from overlay.formats.header import read_header
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.verify import Problem, tensor_digest, verify
@@ -277,3 +279,17 @@ def test_problems_say_what_was_found_and_what_was_expected(built: Built) -> None
     assert isinstance(problem, Problem)
     found, expected = re.findall(r"sha256:[0-9a-f]{64}", problem.what)
     assert found != expected == outputs(built.tree)["README.md"]["digest"]
+
+
+@pytest.mark.no_torch
+def test_verifying_needs_neither_torch_nor_a_cache(tmp_path: Path) -> None:
+    """A folder with a record of its own, wherever it lies."""
+    data = tensors_file({"w": u8(1, 2, 3)})
+    (tmp_path / "model.safetensors").write_bytes(data)
+    digest = bytes_digest(data, "xxh3_128")
+    output = {"path": "model.safetensors", "size": len(data), "digest": digest}
+    (tmp_path / RECORD_NAME).write_text(json.dumps({"schema_version": 1, "outputs": [output]}))
+    assert verify(tmp_path).ok
+    flip(tmp_path / "model.safetensors", len(data) - 1)
+    assert problems(tmp_path) == [("model.safetensors", "content")]
+    assert problems(tmp_path, "quick") == []
