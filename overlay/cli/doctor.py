@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -98,13 +97,12 @@ def doctor(common: Common) -> None:
     The cache root and what its filesystem can do, the registry and the variables in force, versions, devices, and
     whether each passes the self-test of the fuse.
     """
-    from huggingface_hub import constants
-
     from overlay.cache import choose_root
     from overlay.cache.probe import probe_root
+    from overlay.hub.hub_cache import hub_cache
 
-    hub_cache = common.hub or Path(constants.HF_HUB_CACHE)
-    report = probe_root(choose_root(common.cache_root, os.environ), hub_cache)
+    hub = common.hub or hub_cache()
+    report = probe_root(choose_root(common.cache_root, os.environ), hub)
     filesystem = report.filesystem
     diagnosis = Diagnosis(
         version=overlay.__version__,
@@ -116,7 +114,7 @@ def doctor(common: Common) -> None:
         container_layer=filesystem.container_layer,
         free=filesystem.free,
         total=filesystem.total,
-        hub=str(hub_cache),
+        hub=str(hub),
         probes=tuple(Probe(probe.name, probe.ok, probe.why) for probe in report.probes),
         registry=_registry(common),
         environment=_environment(),
@@ -182,7 +180,7 @@ def _versions() -> dict[str, str | None]:
 def _devices() -> tuple[Device, ...]:
     if importlib.util.find_spec("torch") is None:
         return (Device("none", None, "torch is not installed: everything works but fusing"),)
-    import torch
+    from overlay.fusion.quiet_torch import torch
 
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     return tuple(_device(name) for name in names)

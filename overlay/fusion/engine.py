@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from overlay.errors import CheckFailed, InvalidUsage, TryAgain
 from overlay.fusion.library import mkl_library
 from overlay.fusion.products import Products
+from overlay.fusion.quiet_torch import torch
 from overlay.fusion.rule import STORED, combine
 from overlay.fusion.self_test import run_self_test
 from overlay.fusion.settings import full_precision

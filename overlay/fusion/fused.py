@@ -6,10 +6,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from overlay.errors import BrokenInput
 from overlay.fusion.inputs import place_of
+from overlay.fusion.quiet_torch import torch
 from overlay.fusion.rule import STORED, WORKING, Factors, all_finite, require_rule
 
 if TYPE_CHECKING:

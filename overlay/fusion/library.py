@@ -17,7 +17,7 @@ import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from overlay.fusion.quiet_torch import torch
 
 __all__ = ["Library", "mkl_library"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from overlay.fusion.quiet_torch import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,10 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from overlay.errors import InvalidUsage
 from overlay.fusion import RULES
+from overlay.fusion.quiet_torch import torch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from overlay.fusion.library import Library
 from overlay.fusion.ordered import ordered_product
 from overlay.fusion.products import Products
+from overlay.fusion.quiet_torch import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
-import torch
+from overlay.fusion.quiet_torch import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -80,7 +80,7 @@ def _sum(total: ValueDifferences | None, more: ValueDifferences) -> ValueDiffere
 
 def _chunk_differences(a: bytes, b: bytes, dtype: str) -> ValueDifferences:
     # torch is needed for nothing else here, and two equal directories compare without it.
-    import torch
+    from overlay.fusion.quiet_torch import torch
 
     bits = BITS[dtype]
     raw = getattr(torch, _BITS_OF.get(bits, "int8"))
