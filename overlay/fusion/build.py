@@ -39,7 +39,11 @@ _WORKER_SCRATCH = 32 * 2**20
 _UNITS_AHEAD = 2
 """Finished units that may wait for their turn to be hashed."""
 
-_MOST_JOBS = 16
+_OWN_MEMORY = 384 * 2**20
+"""What Python and torch take of the budget before anything is read."""
+
+_MOST_JOBS = {"cpu": 16, "cuda": 4}
+"""Workers past these only wait for each other: for the disk on a CPU, for the device on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +96,9 @@ class _Unit:
     nbytes: int
 
 
-def default_jobs() -> int:
-    """Worker threads where nobody says: one for each processor that this process may use, to 16."""
-    return min(_MOST_JOBS, len(os.sched_getaffinity(0)))
+def default_jobs(engine: Engine | None) -> int:
+    """Worker threads where nobody says: one for each processor that this process may use, as far as they pay."""
+    return min(_MOST_JOBS[engine.device.type if engine else "cpu"], len(os.sched_getaffinity(0)))
 
 
 def build_safetensors(
@@ -117,8 +121,8 @@ def build_safetensors(
         engine: Folds pairs; None for a file without fused weights.
         rule: One of ``RULES``.
         jobs: Worker threads at most.
-        memory: Bytes for buffers and scratch at most (beside torch itself); fewer units are in flight where it is
-            small. One worker and its unit, about 50 MB, are always used.
+        memory: Bytes that the process may take at most, beside what the device needs; fewer units are in flight where
+            it is small. One worker and its unit, about 50 MB over Python and torch, are always used.
         progress: Called in this thread with the bytes of each finished unit.
 
     Raises:
@@ -233,6 +237,7 @@ def _oldest(
 
 def _plan_memory(jobs: int, memory: int, unit_bytes: int) -> tuple[int, int]:
     """Workers and buffers that fit: every worker needs scratch and a buffer, finished units a buffer each."""
+    memory = max(0, memory - _OWN_MEMORY)
     workers = max(1, min(jobs, memory // (_WORKER_SCRATCH + unit_bytes)))
     spare = (memory - workers * (_WORKER_SCRATCH + unit_bytes)) // max(1, unit_bytes)
     return workers, workers + max(0, min(_UNITS_AHEAD, spare))

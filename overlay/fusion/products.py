@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from overlay.fusion.ordered import ordered_product
+from overlay.fusion.ordered_cuda import fused_product
 
 if TYPE_CHECKING:
     from overlay.fusion.library import Library
@@ -35,7 +36,7 @@ class Products:
 
     def unrounded(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """D as it was accumulated, in the working dtype."""
-        return torch.mm(b, a) if self._by_library(b, a) else ordered_product(b, a)
+        return torch.mm(b, a) if self._by_library(b, a) else _ordered(b, a)
 
     def add_to(self, total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
         """Adds D to ``total`` (fp32, [rows, cols]) in place, rounding as ``total + D`` would."""
@@ -45,10 +46,15 @@ class Products:
             # The library finishes D before it adds C: the same two roundings, one pass over memory less. Tested.
             total.addmm_(b, a)
         else:
-            total.add_(ordered_product(b, a))
+            total.add_(_ordered(b, a))
 
     def _by_library(self, b: torch.Tensor, a: torch.Tensor) -> bool:
         rows, rank, cols = b.shape[0], b.shape[1], a.shape[1]
         trusted = self._library is not None and self._library.covers(rows, cols, rank, b.dtype)
         self.elements[self._library.name if self._library and trusted else "ordered"] += rows * cols
         return trusted
+
+
+def _ordered(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    product = fused_product(b, a) if b.is_cuda else None
+    return ordered_product(b, a) if product is None else product

@@ -186,7 +186,7 @@ class _Job:
         from overlay.fusion.engine import Engine
 
         engine = Engine.start(device)
-        jobs = self.jobs or default_jobs()
+        jobs = self.jobs or default_jobs(engine)
         entries: list[dict[str, Any]] = []
         links: dict[str, str] = {}
         kernels: dict[str, int] = {}
