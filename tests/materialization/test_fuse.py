@@ -291,11 +291,31 @@ def test_an_existing_out_is_never_written_into(base: Path, adapter: Path, tmp_pa
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_a_missing_parent_of_out_is_named(base: Path, adapter: Path, tmp_path: Path) -> None:
-    """With the command that makes it."""
-    with pytest.raises(NotHere, match="no such folder") as caught:
-        fuse(base, [adapter], tmp_path / "new/out")
-    assert caught.value.hint == f"mkdir -p {tmp_path / 'new'}"
+def test_missing_parents_of_out_are_made(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """By a run, not by a dry run."""
+    fuse(base, [adapter], tmp_path / "new/style/out", dry_run=True)
+    assert not (tmp_path / "new").exists()
+    assert verify(fuse(base, [adapter], tmp_path / "new/style/out").path).ok
+
+
+def test_a_failed_fuse_takes_the_parents_that_it_made_with_it(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before stays, and so does a folder that somebody put something into."""
+
+    def failing(_staged: Path, out: Path) -> None:
+        if out.name == "crowded":
+            (tmp_path / "there/made/theirs").touch()
+        raise NotHere("gone", code="input-gone")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(overlay.materialization.fuse, "_rename_new", failing)
+    with pytest.raises(NotHere, match="gone"):
+        fuse(base, [adapter], tmp_path / "there/made/deep/out")
+    assert list((tmp_path / "there").iterdir()) == []
+    with pytest.raises(NotHere, match="gone"):
+        fuse(base, [adapter], tmp_path / "there/made/deep/crowded")
+    assert [path.name for path in (tmp_path / "there/made").iterdir()] == ["theirs"]
 
 
 def test_missing_base_and_adapter_are_named(base: Path, adapter: Path, tmp_path: Path) -> None:
@@ -321,14 +341,19 @@ def test_no_room_is_refused_before_the_first_write(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
 
-def test_a_folder_that_cannot_be_written_is_an_error_of_ours(base: Path, adapter: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", ["out", "new/out"])
+def test_a_folder_that_cannot_be_written_is_an_error_of_ours(
+    base: Path, adapter: Path, tmp_path: Path, inside: str
+) -> None:
     """The folder, and what to do."""
     (tmp_path / "closed").mkdir(mode=0o555)
     readable_by_all(tmp_path)
     with pytest.raises(CannotWrite) as caught:
-        as_plain_user(lambda: fuse(base, [adapter], tmp_path / "closed/out"))
+        as_plain_user(lambda: fuse(base, [adapter], tmp_path / "closed" / inside))
     assert caught.value.code == "not-permitted"
     assert str(tmp_path / "closed") in caught.value.message
+    assert "--out" in str(caught.value.hint)
+    assert "--cache-root" not in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("at", ["first", "middle", "last"])

@@ -188,6 +188,7 @@ def test_a_revision_that_is_not_in_the_hub_folder_is_named(shared_build: Built, 
 def test_a_hit_works_on_a_read_only_root(built: Built) -> None:
     """As another user who may write nothing there, and where root itself may not."""
     readable_by_all(built.root)
+    readable_by_all(built.hub.root)
     chosen = built.options()
 
     def hit() -> tuple[str, str]:
@@ -212,6 +213,7 @@ def test_a_hit_of_a_local_source_works_on_a_read_only_root(shared_build: Built, 
     chosen = options(shared_build.hub, tmp_path / "root")
     materialize(str(folder), chosen)
     readable_by_all(tmp_path)
+    readable_by_all(shared_build.hub.root)
     assert as_plain_user(lambda: materialize(str(folder), chosen).result) == "present"
 
 

@@ -93,7 +93,7 @@ def test_unknown_where_nothing_tells_the_location(shared_build: Built, tmp_path:
         pytest.param(lambda b: (b.tree / "model_index.json").unlink(), "model_index.json", "reused", id="json-deleted"),
         pytest.param(lambda b: (b.tree / "extra.txt").write_text("?"), "extra.txt", "reused", id="extra-file"),
         pytest.param(lambda b: (b.tree / RECORD_NAME).unlink(), "has no record", "reused", id="record-deleted"),
-        pytest.param(lambda b: (b.tree / RECORD_NAME).write_text("{"), "not JSON", "reused", id="record-broken"),
+        pytest.param(lambda b: (b.tree / RECORD_NAME).write_text("{"), "valid JSON", "reused", id="record-broken"),
         pytest.param(
             lambda b: edit_record(b.tree, lambda d: d.update(schema_version=99)), "schema", "reused", id="record-newer"
         ),

@@ -145,9 +145,9 @@ def test_adapters_keep_the_order_of_the_registry(hub: Path, plan_of: Planner) ->
 @pytest.mark.parametrize(
     ("stamp", "content"),
     [
-        ("unet/overlay_record.json", {"schema_version": 1, "inputs": [{"role": "adapter", "digest": None}]}),
-        ("overlay_record.json", {"schema_version": 1, "inputs": [{"role": "adapter", "digest": None}]}),
-        ("overlay_record.json", {"schema_version": 1, "inputs": [], "fused_before": [None]}),
+        ("unet/overlay_record.json", {"inputs": [{"role": "adapter", "digest": None}], "fused_before": []}),
+        ("overlay_record.json", {"inputs": [{"role": "adapter", "digest": None}], "fused_before": []}),
+        ("overlay_record.json", {"inputs": [], "fused_before": [None]}),
         ("unet/sglang_vdn_prefused.json", {"adapters": [{"adapter_model_sha256": None}]}),
         (".sglang_overlay_materialized.json", {}),
         ("unet/.sglang_overlay_materialized.json", {}),

@@ -181,7 +181,7 @@ def stamp_prefused(hub: HubFolder) -> str:
 
 def stamp_record(hub: HubFolder) -> str:
     digest = f"sha256:{sha256_of(hub, f'{DEFAULT}/adapter_model.safetensors')}"
-    record = {"schema_version": 1, "inputs": [{"role": "adapter", "digest": digest}], "outputs": []}
+    record = {"inputs": [{"role": "adapter", "digest": digest}], "fused_before": []}
     (hub.source_folder / "h3-base/overlay_record.json").write_text(json.dumps(record))
     return "default"
 
