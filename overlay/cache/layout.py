@@ -130,6 +130,9 @@ def choose_root(flag: Path | None, environ: Mapping[str, str]) -> CacheRoot:
     """The cache root in force: flag, own variable, sglang's variable, then the root of a bare sglang.
 
     Empty variables count as unset; ``~`` is the home folder of ``environ``.
+
+    Raises:
+        InvalidUsage: A ``~`` for which there is no home folder.
     """
     if flag is not None:
         return CacheRoot(_absolute(str(flag), environ), "--cache-root")
@@ -146,4 +149,11 @@ def _absolute(text: str, environ: Mapping[str, str]) -> Path:
     home = environ.get("HOME")
     if home and (text == "~" or text.startswith("~/")):
         return Path(home + text[1:]).absolute()
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:
+        raise InvalidUsage(
+            f"{text}: no home folder is known that ~ could stand for",
+            code="no-home",
+            hint="set HOME, or choose a root with --cache-root or OVERLAY_CACHE_ROOT",
+        ) from error

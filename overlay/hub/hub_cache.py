@@ -6,9 +6,18 @@ import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from huggingface_hub import constants
+from overlay.errors import InvalidUsage
 
-__all__ = ["BRANCH", "COMMIT", "endpoint", "is_offline", "storage_folder"]
+try:
+    from huggingface_hub import constants
+except ValueError as error:
+    raise InvalidUsage(
+        f"a variable of the environment whose name begins with HF_ has no usable value: {error}",
+        code="bad-environment",
+        hint="unset it, or see the page on environment variables of huggingface_hub",
+    ) from error
+
+__all__ = ["BRANCH", "COMMIT", "endpoint", "hub_cache", "is_offline", "storage_folder"]
 
 BRANCH = "main"
 """The branch that a floating pin stands for."""
@@ -17,9 +26,14 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 """What names a commit."""
 
 
+def hub_cache() -> Path:
+    """The Hub's cache, whether it exists or not."""
+    return Path(constants.HF_HUB_CACHE).expanduser().absolute()
+
+
 def storage_folder(repo: str) -> Path:
     """The repo's folder in the Hub's cache, whether it exists or not."""
-    return Path(constants.HF_HUB_CACHE).expanduser().absolute() / f"models--{repo.replace('/', '--')}"
+    return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
 def is_offline() -> bool:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.cache.trees import check_location
-from overlay.errors import BrokenInput, InvalidUsage
+from overlay.errors import BrokenInput, InvalidUsage, TryAgain
 from overlay.fingerprint import bytes_digest
 from overlay.materialization import build
 from overlay.materialization.record import identity_of, pins_of, read_record, record_bytes, tree_name, versions
@@ -188,7 +188,15 @@ def _publish(
             published = cache.publish_tree(staging / "tree", name, verify=is_sound)
         if published.result == "adopted":
             result = "adopted"
-    return replace(done, path=tree, location=cache.swing_location(work.plan.location, name), result=result)
+    location = cache.swing_location(work.plan.location, name)
+    if not tree.is_dir():
+        raise TryAgain(
+            f"{tree}: was removed while this ran",
+            code="tree-removed",
+            hint="another process removes from this cache (overlay cache rm, gc); run the same command again",
+            path=str(tree),
+        )
+    return replace(done, path=tree, location=location, result=result)
 
 
 def _identity(work: Work, made: build.Made, inventory: Inventory) -> dict[str, Any]:

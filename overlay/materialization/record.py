@@ -13,9 +13,11 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from overlay.errors import BrokenInput
-from overlay.fingerprint import action_key
+from overlay.errors import BrokenInput, NotHere, OverlayError
+from overlay.fingerprint import action_key, parse_digest
+from overlay.formats.files import Folder
 from overlay.formats.materialized import RECORD_NAME
+from overlay.formats.strict_json import parse_json
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
@@ -153,17 +155,11 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / RECORD_NAME
     try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+        record = parse_json(Folder(folder).read_bytes(RECORD_NAME), str(path))
+    except NotHere:
         return None
-    except OSError as error:
-        raise BrokenInput(
-            f"{path}: cannot be read: {error.strerror}", code="record-unreadable", path=str(path)
-        ) from error
-    try:
-        record = json.loads(data)
-    except ValueError as error:
-        raise BrokenInput(f"{path}: is not JSON: {error}", code="record-unreadable", path=str(path)) from error
+    except OverlayError as error:
+        raise BrokenInput(error.message, code="record-unreadable", hint=error.hint, path=str(path)) from error
     version = record.get("schema_version") if isinstance(record, dict) else None
     if version != SCHEMA_VERSION or not _well_formed(record):
         raise BrokenInput(
@@ -179,14 +175,35 @@ def _well_formed(record: Mapping[str, Any]) -> bool:
     outputs = record.get("outputs")
     return isinstance(outputs, list) and all(
         isinstance(item, dict)
-        and isinstance(item.get("path"), str)
-        and isinstance(item.get("size"), int)
-        and isinstance(item.get("digest"), str)
-        and _contained(item["path"])
+        and type(item.get("size")) is int
+        and _is_digest(item.get("digest"))
+        and _is_contained(item.get("path"))
+        and isinstance(item.get("tensors", []), list)
+        and all(map(_is_tensor, item.get("tensors", [])))
         for item in outputs
     )
 
 
-def _contained(path: str) -> bool:
+def _is_tensor(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and isinstance(item.get("name"), str)
+        and isinstance(item.get("dtype"), str)
+        and isinstance(item.get("shape"), list)
+        and ("digest" not in item or _is_digest(item["digest"]))
+    )
+
+
+def _is_digest(value: Any) -> bool:
+    try:
+        parse_digest(value)
+    except (BrokenInput, TypeError):
+        return False
+    return True
+
+
+def _is_contained(path: Any) -> bool:
+    if not isinstance(path, str):
+        return False
     parts = path.split("/")
     return bool(path) and not path.startswith("/") and ".." not in parts and "\0" not in path

@@ -60,16 +60,25 @@ def adapter_uses(adapters: Sequence[AdapterSource]) -> tuple[AdapterUse, ...]:
 
 
 def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSource]) -> tuple[str, ...]:
-    """Refuse a base that a stamp says already holds one of these adapters. Digests of those that it does hold.
+    """Refuse an adapter that is given twice, or that a stamp says the base holds. Digests of those that it does hold.
 
     Args:
         base: Files that hold the base and, where there is one, the folder above it.
 
     Raises:
-        BrokenInput: It does, or a stamp says that something was fused but not what.
+        BrokenInput: It is, or a stamp says that something was fused but not what.
     """
+    wanted: dict[str, str] = {}
+    for book, adapter in adapters:
+        if (digest := book(adapter.weights).digest) in wanted:
+            raise BrokenInput(
+                f"{book.files.where(adapter.weights)}: these are the weights of {wanted[digest]}, which comes before",
+                code="adapter-twice",
+                hint="name each adapter once; fusing one twice doubles its effect",
+                adapters=[wanted[digest], adapter.name],
+            )
+        wanted[digest] = adapter.name
     stamps = fused_adapters(base, folder)
-    wanted = {book(adapter.weights).digest: adapter.name for book, adapter in adapters}
     for stamp in stamps:
         held = [wanted[digest] for digest in stamp.digests if digest in wanted]
         if held or not stamp.digests:

@@ -13,7 +13,9 @@ import pytest
 from support.checkpoints import tiny_hub
 from support.models import STAGE, VDN, copy_root, options
 
-from overlay.errors import BrokenInput
+from overlay.cache import Cache
+from overlay.cache.collecting import rm
+from overlay.errors import BrokenInput, TryAgain
 from overlay.formats.materialized import RECORD_NAME
 from overlay.materialization import build
 from overlay.materialization.materialize import materialize
@@ -127,3 +129,26 @@ def test_an_action_entry_that_cannot_be_of_this_file_is_not_believed(
     assert made.path is not None
     found = json.loads((made.path / RECORD_NAME).read_bytes())
     assert found["outputs"] == json.loads(record)["outputs"]
+
+
+def test_a_tree_that_is_removed_before_its_location_is_swung_is_no_success(
+    world: tuple[HubFolder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`cache rm` at the wrong moment: the run does not claim a directory that is gone, and the next one makes it."""
+    root = copy_root(world[1], tmp_path / "root")
+    [location] = (root / "materialized_models").iterdir()
+    location.unlink()
+    swing = Cache.swing_location
+
+    def remove_and_swing(cache: Cache, name: str, tree: str) -> Path:
+        rm(cache.root, [tree])
+        return swing(cache, name, tree)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cache, "swing_location", remove_and_swing)
+        with pytest.raises(TryAgain, match="was removed"):
+            materialize(VDN, options(world[0], root))
+
+    assert contents(materialize(VDN, options(world[0], root)).path) == contents(
+        world[1] / "materialized_models" / location.name
+    )

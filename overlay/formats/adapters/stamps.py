@@ -69,10 +69,12 @@ def _read(files: Files, path: str) -> Stamp | None:
     if path.endswith(PREFUSED_NAME):
         adapters = _objects(document.get("adapters"))
         return Stamp(path, _digests(f"sha256:{adapter.get('adapter_model_sha256')}" for adapter in adapters))
-    held: list[Any] = [item.get("digest") for item in _objects(document.get("inputs")) if item.get("role") == "adapter"]
-    before = document.get("fused_before")
-    held += before if isinstance(before, list) else []
-    return Stamp(path, _digests(held)) if held else None
+    inputs, before = document.get("inputs"), document.get("fused_before", [])
+    if not isinstance(inputs, list) or not isinstance(before, list):
+        return Stamp(path, ())  # a record, but not one that this version can read
+    held: list[Any] = [item.get("digest") for item in _objects(inputs) if item.get("role") == "adapter"] + before
+    digests = _digests(held)
+    return Stamp(path, digests if len(digests) == len(held) else ()) if held else None
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:
