@@ -93,7 +93,7 @@ def resolve(common: Common, model: str, only_path: bool) -> None:
     if only_path:
         _print_path(common, model)
         return
-    document = _document(common, overlay.resolve(model, common.options()))
+    document = _document(common, model, overlay.resolve(model, common.options()))
     common.output.result(document, lambda: _text(document))
 
 
@@ -120,7 +120,7 @@ def _print_path(common: Common, model: str) -> None:
     common.output.result(document, lambda: [document.path])
 
 
-def _document(common: Common, found: overlay.Resolved) -> ResolvedModel:
+def _document(common: Common, model: str, found: overlay.Resolved) -> ResolvedModel:
     resolution, state = found.resolution, found.state
     entry = resolution.entry
     folder = resolution.source_folder
@@ -141,19 +141,18 @@ def _document(common: Common, found: overlay.Resolved) -> ResolvedModel:
         entry=f"{entry.origin}:{entry.line}",
         replaced=found.replaced,
         notes=resolution.notes,
-        next=_next(common, found, pinned=pinned),
+        next=_next(common, model, found, pinned=pinned),
     )
 
 
-def _next(common: Common, found: overlay.Resolved, *, pinned: bool) -> str | None:
-    resolution = found.resolution
-    name = str(resolution.source_folder or resolution.model)
+def _next(common: Common, model: str, found: overlay.Resolved, *, pinned: bool) -> str | None:
+    # MODEL as it was typed: a folder means another source or overlay than the model's name, and its spelling counts.
     if found.state.name == "present":
-        return common.command("verify", name)
-    if resolution.entry.recipe.name == "python":
+        return common.command("verify", model)
+    if found.resolution.entry.recipe.name == "python":
         return None
     flags = [*([] if pinned else ["--allow-floating"]), *(["--dry-run"] if found.state.name == "unknown" else [])]
-    return common.command("prewarm", name, *flags)
+    return common.command("prewarm", model, *flags)
 
 
 def _repo(pin: Pin, components: tuple[str, ...] = ()) -> PinnedRepo:

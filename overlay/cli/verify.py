@@ -76,11 +76,18 @@ def verify(common: Common, target: str, level: str) -> None:
     )
     common.output.result(document, lambda: _text(document))
     if not document.ok:
-        if document.model:
+        model = document.model if found.path == Path(target).resolve() else target
+        if model and _is_cached(common, found.path):
             # What is present is not built again, so the bad bytes have to go first.
-            again = common.command("cache", "rm", document.model), common.command("prewarm", document.model)
+            again = common.command("cache", "rm", found.path.name), common.command("prewarm", model)
             common.output.remark(f"to build it again: {' && '.join(again)}")
         raise click.exceptions.Exit(1)
+
+
+def _is_cached(common: Common, folder: Path) -> bool:
+    from overlay.materialization.request import open_cache
+
+    return folder.parent == open_cache(common.options(), create=False).root.trees.resolve()
 
 
 def _folder(common: Common, target: str) -> Path:
