@@ -49,6 +49,8 @@ _MEANING = {
         f"this file has all the links that its filesystem allows; use --link copy, or {_MOVE}",
     ),
 }
+# Of a layout version at most: Python refuses to read a number of thousands of them.
+_DIGITS = 9
 # Filesystems without fsync (many FUSE mounts) answer one of these: there is nothing more to do then.
 _NO_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -125,7 +127,7 @@ def has_layout(root: CacheRoot) -> bool:
             text = root.version.read_text(encoding="ascii", errors="replace").strip()
         except FileNotFoundError:
             return False
-    if not text.isdecimal() or int(text) > LAYOUT_VERSION:
+    if not text.isdecimal() or len(text) > _DIGITS or int(text) > LAYOUT_VERSION:
         raise CannotWrite(
             f"{root.version}: layout version {text[:20]!r}, this program knows versions to {LAYOUT_VERSION}",
             code="layout-unknown",
