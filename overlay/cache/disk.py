@@ -34,21 +34,18 @@ __all__ = [
     "writing",
 ]
 
-_MOVE = "choose another root with --cache-root or OVERLAY_CACHE_ROOT"
 _MEANING = {
-    errno.ENOSPC: ("no-room", f"free some room there (overlay cache gc), or {_MOVE}"),
-    errno.EDQUOT: ("quota-exceeded", f"raise the quota or free some room (overlay cache gc), or {_MOVE}"),
-    errno.EROFS: ("read-only", f"make it writable, or {_MOVE}"),
-    errno.EACCES: ("not-permitted", f"run as a user who may write there, or {_MOVE}"),
-    errno.EPERM: ("not-permitted", f"run as a user who may write there, or {_MOVE}"),
-    errno.EXDEV: ("other-filesystem", f"the whole root must lie on one filesystem; {_MOVE}, or use --link copy"),
-    errno.ENOSYS: ("operation-missing", f"this filesystem lacks the operation: {_MOVE}, on a local disk"),
-    errno.EOPNOTSUPP: ("operation-missing", f"this filesystem lacks the operation: {_MOVE}, on a local disk"),
-    errno.EMLINK: (
-        "too-many-links",
-        f"this file has all the links that its filesystem allows; use --link copy, or {_MOVE}",
-    ),
+    errno.ENOSPC: ("no-room", "free some room there"),
+    errno.EDQUOT: ("quota-exceeded", "raise the quota or free some room"),
+    errno.EROFS: ("read-only", "make it writable"),
+    errno.EACCES: ("not-permitted", "run as a user who may write there"),
+    errno.EPERM: ("not-permitted", "run as a user who may write there"),
+    errno.EXDEV: ("other-filesystem", "use --link copy, because all of it must lie on one filesystem"),
+    errno.ENOSYS: ("operation-missing", "use a local disk, because this filesystem lacks the operation"),
+    errno.EOPNOTSUPP: ("operation-missing", "use a local disk, because this filesystem lacks the operation"),
+    errno.EMLINK: ("too-many-links", "use --link copy, because this filesystem allows a file no more links"),
 }
+_ROOM = ("no-room", "quota-exceeded")
 # Of a layout version at most: Python refuses to read a number of thousands of them.
 _DIGITS = 9
 # Filesystems without fsync (many FUSE mounts) answer one of these: there is nothing more to do then.
@@ -57,7 +54,8 @@ _NO_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 def cannot_write(error: OSError, root: CacheRoot, operation: str, **data: Any) -> CannotWrite:
     """``error`` as one that names the root, the operation, and what to do."""
-    code, hint = _MEANING.get(error.errno or 0, ("write-failed", f"look at that disk; or {_MOVE}"))
+    code, hint = _MEANING.get(error.errno or 0, ("write-failed", "look at that disk"))
+    collect = " (overlay cache gc)" if code in _ROOM and root.decided_by != "--out" else ""
     reason = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         data["free"] = free_room(root.path)
@@ -65,7 +63,7 @@ def cannot_write(error: OSError, root: CacheRoot, operation: str, **data: Any) -
     return CannotWrite(
         f"{root.path}: {operation}: {reason}",
         code=code,
-        hint=f"{hint} (this root comes from {root.decided_by})",
+        hint=f"{hint}{collect}, or {_another(root)}",
         root=str(root.path),
         decided_by=root.decided_by,
         operation=operation,
@@ -73,6 +71,12 @@ def cannot_write(error: OSError, root: CacheRoot, operation: str, **data: Any) -
         path=os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None,
         **data,
     )
+
+
+def _another(root: CacheRoot) -> str:
+    if root.decided_by == "--out":
+        return "name another folder with --out"
+    return f"choose another root with --cache-root or OVERLAY_CACHE_ROOT (this root comes from {root.decided_by})"
 
 
 @contextmanager

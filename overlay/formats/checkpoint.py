@@ -77,7 +77,7 @@ def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
             indexes=indexes,
         )
     if not indexes:
-        return _without_index(files, folder, here, where)
+        return _without_index(files, folder, inside, where)
     index = prefix + indexes[0]
     document = parse_object(files.read_bytes(index), files.where(index))
     wanted = _weight_map(document, files.where(index))
@@ -90,15 +90,17 @@ def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
     return Checkpoint(folder, index, document, shards, wanted)
 
 
-def _without_index(files: Files, folder: str, here: list[str], where: str) -> Checkpoint:
+def _without_index(files: Files, folder: str, inside: list[str], where: str) -> Checkpoint:
+    prefix = folder and folder + "/"
+    here = [path for path in inside if "/" not in path]
     names = [path for path in here if path.endswith(_WEIGHTS)]
     if not names:
-        raise _no_weights(here, where)
+        deeper = sorted({posixpath.dirname(path) for path in inside if path.endswith(_WEIGHTS)})
+        raise _no_weights(here, where, [files.where(prefix + name) for name in deeper])
     for match in filter(None, map(_NUMBERED.fullmatch, names)):
         stem, total = match["stem"], match["total"]
         whole = [f"{stem}-{number:05d}-of-{total}{_WEIGHTS}" for number in range(1, int(total) + 1)]
         _check_files(whole, set(names), set(), f"{where} (numbered shards, no index)")
-    prefix = folder and folder + "/"
     shards = {name: files.header(prefix + name) for name in sorted(names)}
     return Checkpoint(folder, None, None, shards, _tensor_shards(shards, where))
 
@@ -190,7 +192,7 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
         )
 
 
-def _no_weights(here: list[str], where: str) -> BrokenInput | NotHere:
+def _no_weights(here: list[str], where: str, deeper: list[str]) -> BrokenInput | NotHere:
     pickles = [path for path in here if path.endswith(PICKLES)]
     if pickles:
         return BrokenInput(
@@ -200,9 +202,11 @@ def _no_weights(here: list[str], where: str) -> BrokenInput | NotHere:
             where=where,
             files=pickles,
         )
+    found = some(here, _SHOWN) or ("only folders" if deeper else "no file at all")
     return NotHere(
-        f"{where}: no {_WEIGHTS} file; found {some(here, _SHOWN) or 'no file at all'}",
+        f"{where}: no {_WEIGHTS} file; found {found}",
         code="no-weights",
-        hint="check the folder; incomplete download?",
+        hint=f"the files sit deeper: use {some(deeper)}" if deeper else "check the folder; incomplete download?",
         where=where,
+        deeper=deeper,
     )

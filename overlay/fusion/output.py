@@ -21,10 +21,10 @@ _LIBC = ctypes.CDLL(None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of fcntl.h: begin, and do not wait
 
 _CAUSES = {
-    errno.ENOSPC: ("no-room", "free some room there, or put the cache elsewhere: --cache-root or OVERLAY_CACHE_ROOT"),
-    errno.EDQUOT: ("quota-exceeded", "raise the quota, or put the cache elsewhere: --cache-root or OVERLAY_CACHE_ROOT"),
+    errno.ENOSPC: ("no-room", "free some room there, or build elsewhere (prewarm: --cache-root, fuse: --out)"),
+    errno.EDQUOT: ("quota-exceeded", "raise the quota, or build elsewhere (prewarm: --cache-root, fuse: --out)"),
     errno.EFBIG: ("file-too-large", "this filesystem or limit (ulimit -f) allows no file of this size; use another"),
-    errno.EROFS: ("read-only", "the filesystem is mounted read-only; choose another with --cache-root"),
+    errno.EROFS: ("read-only", "it is mounted read-only; build elsewhere (prewarm: --cache-root, fuse: --out)"),
     errno.EACCES: ("no-permission", "choose a folder that this user may write to, or change its mode"),
     errno.EPERM: ("no-permission", "choose a folder that this user may write to, or change its mode"),
     errno.EEXIST: ("exists", "it is never overwritten; choose another place or remove it"),

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +82,7 @@ def fuse(
     Args:
         base: Folder with one safetensors file, or shards with their index.
         adapters: Folders or safetensors files.
-        out: The new folder; must not exist.
+        out: The new folder; must not exist. Missing folders above it are made.
         link: How shards without a target come over; ``auto`` reflinks where it can and else copies.
         dry_run: Plan and check everything, write nothing.
 
@@ -265,9 +265,6 @@ class _Job:
 @contextmanager
 def _new_folder(out: Path, room: int) -> Iterator[Path]:
     """A hidden folder beside ``out`` that becomes ``out`` by one rename at the end, or is removed."""
-    place = CacheRoot(out.parent, "--out")
-    if not out.parent.is_dir():
-        raise NotHere(f"{out.parent}: no such folder", code="no-such-folder", hint=f"mkdir -p {out.parent}")
     if (free := free_room(out.parent)) < room:
         raise CannotWrite(
             f"{out.parent}: {room / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",
@@ -278,18 +275,33 @@ def _new_folder(out: Path, room: int) -> Iterator[Path]:
         )
     staged = out.parent / f".{out.name}.overlay-{secrets.token_hex(8)}"
     try:
-        try:
-            staged.mkdir()
-            yield staged
-            fsync(staged)
-            _rename_new(staged, out)
-            fsync(out.parent)
-        except OSError as error:
-            if isinstance(error, OverlayError):
-                raise
-            raise cannot_write(error, place, f"write {out.name}") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+        with _parents_of(out):
+            try:
+                staged.mkdir()
+                yield staged
+                fsync(staged)
+                _rename_new(staged, out)
+                fsync(out.parent)
+            finally:
+                shutil.rmtree(staged, ignore_errors=True)
+    except OSError as error:
+        if isinstance(error, OverlayError):
+            raise
+        raise cannot_write(error, CacheRoot(out.parent, "--out"), f"write {out.name}") from error
+
+
+@contextmanager
+def _parents_of(out: Path) -> Iterator[None]:
+    """The folders above ``out``; those that had to be made are removed again when it fails."""
+    made = [folder for folder in out.parents if not os.path.lexists(folder)]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for folder in made:
+            with suppress(OSError):  # not made yet, or somebody else put something there
+                folder.rmdir()
+        raise
 
 
 def _rename_new(staged: Path, out: Path) -> None:

@@ -272,3 +272,14 @@ def test_no_weights(tmp_path: Path, present: list[str], text: str) -> None:
 
     with pytest.raises(NotHere, match=text):
         read_checkpoint(Folder(tmp_path))
+
+
+def test_weights_that_sit_deeper_are_pointed_at(tmp_path: Path) -> None:
+    """The folder above the right one is a common slip; the hint names the right one."""
+    write_checkpoint(tmp_path / "model/transformer", SHARDS)
+    write_checkpoint(tmp_path / "model/vae", SHARDS)
+
+    for files, folder in ((Folder(tmp_path / "model"), ""), (Folder(tmp_path), "model")):
+        with pytest.raises(NotHere, match="found only folders") as caught:
+            read_checkpoint(files, folder)
+        assert caught.value.hint == f"the files sit deeper: use {tmp_path}/model/transformer, {tmp_path}/model/vae"
