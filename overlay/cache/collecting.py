@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from overlay.cache.actions import read_entry
 from overlay.cache.disk import writing
 from overlay.cache.listing import FileInfo, Files, TreeInfo, entries, files_under, find, locations_of, ls
 from overlay.cache.staging import is_abandoned, staging
+from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Removal", "gc", "rm"]
+__all__ = ["Removal", "gc", "rm", "unreferenced"]
 
 # Seconds: what is so young may belong to a build that cannot be seen from here.
 GRACE = 3600.0
@@ -70,7 +71,7 @@ def rm(root: CacheRoot, targets: Sequence[str], *, dry_run: bool = False) -> Rem
     doomed = [tree for tree in meant.values() if locations.issuperset(tree.locations)]
     remaining = [tree for tree in ls(root) if tree.name not in {tree.name for tree in doomed}]
     owned = {root.object(digest) for tree in doomed for digest in tree.digests}
-    objects = [file for file in _unreferenced(root, remaining) if file.path in owned]
+    objects = [file for file in unreferenced(root, remaining) if file.path in owned]
     removal = _plan(root, [root.location(name) for name in locations], doomed, objects, [])
     return removal if dry_run else _carry_out(root, removal)
 
@@ -95,15 +96,28 @@ def gc(root: CacheRoot, *, max_size: int | None = None, max_age: float | None = 
     unfinished = [*filter(is_abandoned, entries(root.staging)), *_strays(root, now)]
     occupied = Files(files_under(root.own)).frees()
     doomed: list[TreeInfo] = []
+    young = 0
     for tree in sorted(trees, key=lambda tree: (bool(tree.locations), tree.last_used)):
         old = max_age is not None and now - tree.last_used > max_age
         big = max_size is not None and occupied - _frees(root, trees, doomed, unfinished) > max_size
-        if (old or big) and now - tree.created > GRACE:
+        if not old and not big:
+            continue
+        if now - tree.created > GRACE:
             doomed.append(tree)
-    objects = [file for file in _unreferenced(root, _without(trees, doomed)) if now - file.changed > GRACE]
+        else:
+            young += 1
+    unused = unreferenced(root, _without(trees, doomed))
+    objects = [file for file in unused if now - file.changed > GRACE]
+    notes = [f"kept: {counted(young, 'tree')} younger than an hour"] if young else []
+    if len(objects) < len(unused):
+        fresh = format_bytes(Files(unused).size() - Files(objects).size())
+        notes.append(f"kept: {counted(len(unused) - len(objects), 'unused object')} younger than an hour ({fresh})")
     pointing = [name for tree in doomed for name in tree.locations]
     dangling = [name for name, target in locations_of(root).items() if target is None]
-    removal = _plan(root, [root.location(name) for name in pointing + dangling], doomed, objects, unfinished)
+    removal = _plan(root, [root.location(name) for name in pointing + dangling], doomed, objects, unfinished, notes)
+    if max_size is not None and (left := occupied - removal.frees) > max_size:
+        over = f"{format_bytes(left)} stay, more than the limit of {format_bytes(max_size)}"
+        removal = replace(removal, notes=(*removal.notes, over))
     return removal if dry_run else _carry_out(root, removal)
 
 
@@ -113,10 +127,11 @@ def _plan(
     trees: Collection[TreeInfo],
     objects: Collection[FileInfo],
     unfinished: Collection[Path],
+    notes: Collection[str] = (),
 ) -> Removal:
-    notes = []
+    notes = list(notes)
     if objects and not all(map(is_abandoned, entries(root.staging))):
-        notes.append(f"{len(objects)} unused objects kept: a build is running and may be about to use them")
+        notes.append(f"kept: {counted(len(objects), 'unused object')}, because a build is running and may use them")
         objects = ()
     going = {file.path for file in objects}
     actions = [file for file in files_under(root.actions) if _is_idle(root, file.path, going)]
@@ -124,7 +139,7 @@ def _plan(
     outside = gone.held_outside(Files(files_under(root.own)))
     if outside:
         notes.append(
-            f"{outside / 1e9:.1f} GB stay on the disk: the Hub's cache, or another folder, has the same inodes"
+            f"{format_bytes(outside)} stay on the disk: the Hub's cache, or another folder, has the same inodes"
         )
     return Removal(
         locations=tuple(sorted(locations)),
@@ -159,7 +174,7 @@ def _frees(
     root: CacheRoot, trees: Collection[TreeInfo], doomed: Collection[TreeInfo], unfinished: Collection[Path]
 ) -> int:
     """Bytes that come free with these trees and all that only they need, be it now or when it is old enough."""
-    return Files([*_files_of(doomed, unfinished), *_unreferenced(root, _without(trees, doomed))]).frees()
+    return Files([*_files_of(doomed, unfinished), *unreferenced(root, _without(trees, doomed))]).frees()
 
 
 def _files_of(trees: Collection[TreeInfo], folders: Collection[Path]) -> list[FileInfo]:
@@ -170,7 +185,7 @@ def _without(trees: Collection[TreeInfo], doomed: Collection[TreeInfo]) -> list[
     return [tree for tree in trees if tree not in doomed]
 
 
-def _unreferenced(root: CacheRoot, trees: Collection[TreeInfo]) -> list[FileInfo]:
+def unreferenced(root: CacheRoot, trees: Collection[TreeInfo]) -> list[FileInfo]:
     """Objects that none of the trees names in its record or shares an inode with."""
     named = {root.object(digest) for tree in trees for digest in tree.digests}
     inodes = {file.inode for tree in trees for file in tree.files}

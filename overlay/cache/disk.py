@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.cache.layout import LAYOUT_VERSION
 from overlay.errors import CannotWrite, OverlayError
+from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ def cannot_write(error: OSError, root: CacheRoot, operation: str, **data: Any) -
     reason = error.strerror or str(error)
     if error.errno == errno.ENOSPC:
         data["free"] = free_room(root.path)
-        reason += f" ({data['free'] / 1e9:.1f} GB free)"
+        reason += f" ({format_bytes(data['free'])} free)"
     return CannotWrite(
         f"{root.path}: {operation}: {reason}",
         code=code,

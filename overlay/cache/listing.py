@@ -125,7 +125,9 @@ def find(root: CacheRoot, target: str) -> tuple[tuple[TreeInfo, ...], frozenset[
     Raises:
         NotHere: Nothing of that name.
     """
-    name = Path(target).name if Path(target).parent in {root.locations, root.trees} else target
+    path = Path(target).absolute()
+    ours = {root.locations.resolve(), root.trees.resolve()}
+    name = path.name if path.parent.resolve() in ours else target
     trees = ls(root)
     if name in locations_of(root):
         return tuple(tree for tree in trees if name in tree.locations), frozenset({name})

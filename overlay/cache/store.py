@@ -22,6 +22,7 @@ from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
 from overlay.cache.links import LinkMode, LinkResult, input_changed, link_file, ways
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, NotHere, TryAgain
+from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ class Cache:
         free = free_room(self.root.path)
         if free < needed:
             raise CannotWrite(
-                f"{self.root.path}: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",
+                f"{self.root.path}: {format_bytes(needed)} needed, {format_bytes(free)} free",
                 code="no-room",
                 hint="free some room there (overlay cache gc), or choose another root with --cache-root or "
                 f"OVERLAY_CACHE_ROOT (this root comes from {self.root.decided_by})",
@@ -184,6 +185,11 @@ class Cache:
                 raise TryAgain(f"{source}: the object was removed meanwhile", code="object-gone") from error
             return LinkResult(how, dest.stat().st_size, dest)
 
+    def drop_object(self, digest: str) -> None:
+        """Forget an object whose bytes were found to be wrong; the next build makes it again."""
+        with writing(self.root, "unlink an object"):
+            self.root.object(digest).unlink(missing_ok=True)
+
     # Actions
 
     def find_action(self, key: str) -> dict[str, Any] | None:
@@ -211,6 +217,10 @@ class Cache:
         """See :func:`overlay.cache.trees.publish_tree`."""
         return trees.publish_tree(self.root, staged_tree, tree_name, verify)
 
+    def move_aside(self, tree: str) -> None:
+        """Take a damaged tree out, in one step; locations that point to it lead nowhere until they are swung."""
+        trees.move_aside(self.root, self.root.tree(tree))
+
     def location_path(self, name: str) -> Path:
         """Where the location of this name is, or would be."""
         return self.root.location(name)
@@ -222,6 +232,11 @@ class Cache:
     def swing_location(self, name: str, tree: str) -> Path:
         """See :func:`overlay.cache.trees.swing_location`."""
         return trees.swing_location(self.root, name, tree)
+
+    def drop_location(self, name: str) -> None:
+        """Remove a location that leads nowhere any more."""
+        with writing(self.root, f"unlink materialized_models/{name}"):
+            self.root.location(name).unlink(missing_ok=True)
 
     def lock(
         self, name: str, *, timeout: float, on_wait: Callable[[str], None] | None = None

@@ -32,12 +32,12 @@ PIPE_CLOSED = 141
 TERMINATED = 143
 
 _CANNOT_WRITE = {
-    errno.ENOSPC: ("no-room", "free some room, or choose another root with --cache-root"),
-    errno.EDQUOT: ("quota-exceeded", "free some of the quota, or choose another root with --cache-root"),
-    errno.EFBIG: ("file-too-large", "choose a root on a filesystem without that limit with --cache-root"),
-    errno.EROFS: ("read-only", "choose a writable root with --cache-root"),
-    errno.EACCES: ("not-permitted", "check the owner and mode of that path, or choose another root with --cache-root"),
-    errno.EPERM: ("not-permitted", "check the owner and mode of that path, or choose another root with --cache-root"),
+    errno.ENOSPC: ("no-room", "free some room there, or use another disk"),
+    errno.EDQUOT: ("quota-exceeded", "free some of the quota, or use another disk"),
+    errno.EFBIG: ("file-too-large", "use a filesystem without that limit"),
+    errno.EROFS: ("read-only", "use a place that can be written"),
+    errno.EACCES: ("not-permitted", "check the owner and mode of that path"),
+    errno.EPERM: ("not-permitted", "check the owner and mode of that path"),
     errno.ENOSYS: ("operation-missing", "see what this root can do: overlay doctor"),
     errno.EOPNOTSUPP: ("operation-missing", "see what this root can do: overlay doctor"),
     errno.EXDEV: ("operation-missing", "see what this root can do: overlay doctor"),

@@ -13,7 +13,8 @@ from click.core import ParameterSource
 
 import overlay
 from overlay.cli._output import Output
-from overlay.cli._types import SIZE
+from overlay.cli._types import Size
+from overlay.errors import OverlayError
 from overlay.fusion import DEFAULT_RULE, RULES
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DIRECTORY", "FILE", "Common", "build_options", "common_options", "link_option"]
 
+LEAST_MEMORY = 64 * 10**6
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
@@ -37,11 +39,20 @@ _OPTIONS = (
         help="Root of the cache.  [env: OVERLAY_CACHE_ROOT, SGLANG_DIFFUSION_CACHE_ROOT]",
     ),
     click.option(
-        "--hub", type=DIRECTORY, envvar="OVERLAY_HUB", help="Folder DIR/<org>/<name>/<revision> to read from."
+        "--hub",
+        type=DIRECTORY,
+        envvar="OVERLAY_HUB",
+        help="Folder DIR/<org>/<name>/<revision> to read from.  [env: OVERLAY_HUB]",
     ),
-    click.option("--offline", is_flag=True, envvar="OVERLAY_OFFLINE", help="Make no request."),
+    click.option("--offline", is_flag=True, envvar="OVERLAY_OFFLINE", help="Make no request.  [env: OVERLAY_OFFLINE]"),
     click.option("-q", "--quiet", is_flag=True, envvar="OVERLAY_QUIET", help="No progress, no remarks."),
-    click.option("-v", "--verbose", is_flag=True, envvar="OVERLAY_VERBOSE", help="Details, and tracebacks of bugs."),
+    click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        envvar="OVERLAY_VERBOSE",
+        help="A dry run lists every file; retries of the Hub client and tracebacks of bugs are shown.",
+    ),
 )
 
 
@@ -50,7 +61,10 @@ _BUILD_OPTIONS = (
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
     click.option("--jobs", type=click.IntRange(min=1), help="Worker threads.  [default: what pays on this machine]"),
     click.option(
-        "--memory", type=SIZE, default=2**30, help="Memory to take beside what the device needs.  [default: 1GiB]"
+        "--memory",
+        type=Size(minimum=LEAST_MEMORY),
+        default=2**30,
+        help="Memory to take beside what the device needs, at least 64MB.  [default: 1GiB]",
     ),
 )
 
@@ -81,13 +95,18 @@ class Common:
 
     def command(self, *words: str) -> str:
         """A command line to suggest, with the places that were given by flag; variables stay in force by themselves."""
+        return self.completed(shlex.join(["overlay", *words]))
+
+    def completed(self, command: str) -> str:
+        """A command line that lacks these places, with them."""
         source = click.get_current_context().get_parameter_source
         given = {"registry": self.registry, "cache_root": self.cache_root, "hub": self.hub}
-        line = ["overlay", *words]
+        flags: list[str] = []
         for name, value in given.items():
             if source(name) is ParameterSource.COMMANDLINE:
-                line += [f"--{name.replace('_', '-')}", str(value)]
-        return shlex.join([*line, *(["--offline"] if source("offline") is ParameterSource.COMMANDLINE else [])])
+                flags += [f"--{name.replace('_', '-')}", str(value)]
+        flags += ["--offline"] if source("offline") is ParameterSource.COMMANDLINE else []
+        return command if not flags or command.endswith(shlex.join(flags)) else f"{command} {shlex.join(flags)}"
 
 
 def common_options(function: Callable[..., None]) -> Callable[..., None]:
@@ -106,7 +125,13 @@ def common_options(function: Callable[..., None]) -> Callable[..., None]:
         **options: Any,
     ) -> None:
         output = Output(json=as_json, quiet=quiet, verbose=verbose)
-        function(Common(registry, cache_root, hub, offline, output), **options)
+        common = Common(registry, cache_root, hub, offline, output)
+        try:
+            function(common, **options)
+        except OverlayError as error:
+            if error.hint and error.hint.startswith("overlay "):  # a command; who raised it knew of no flags
+                error.hint = common.completed(error.hint)
+            raise
 
     for option in reversed(_OPTIONS):
         command = option(command)

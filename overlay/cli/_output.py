@@ -17,12 +17,11 @@ from overlay.errors import CannotWrite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_bytes", "format_seconds", "say", "style"]
+__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_seconds", "say", "style"]
 
 SCHEMA_VERSION = 1
 # Every control character but tab, line end, and the start of a colour.
 _CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
-_UNITS = ("kB", "MB", "GB", "TB", "PB")
 Role = Literal["good", "warn", "bad", "dim", "strong"]
 _STYLES: dict[Role, dict[str, Any]] = {
     "good": {"fg": "green"},
@@ -112,16 +111,6 @@ def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  
         padded = [cell + " " * (widths[i] - len(click.unstyle(cell))) for i, cell in enumerate(row[:-1])]
         lines.append((indent + gap.join([*padded, *row[-1:]])).rstrip())
     return lines
-
-
-def format_bytes(nbytes: int) -> str:
-    """A size for people: powers of 1000, one decimal (``149.5 GB``)."""
-    if abs(nbytes) < 1000:  # noqa: PLR2004  # the base of the units
-        return f"{nbytes} B"
-    exponent = 1
-    while exponent < len(_UNITS) and abs(nbytes) / 1000**exponent >= 999.95:  # noqa: PLR2004  # rounds to 1000.0
-        exponent += 1
-    return f"{nbytes / 1000**exponent:.1f} {_UNITS[exponent - 1]}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from overlay.cli._output import format_bytes, format_seconds, say
+from overlay.cli._output import format_seconds, say
+from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

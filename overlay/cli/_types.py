@@ -7,7 +7,9 @@ from typing import Any
 
 import click
 
-__all__ = ["AGE", "SIZE"]
+from overlay.formats.wording import format_bytes
+
+__all__ = ["AGE", "SIZE", "Size"]
 
 _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
@@ -16,10 +18,13 @@ for _power, _letter in enumerate("KMGTP", start=1):
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class _Size(click.ParamType[int]):
-    """Bytes: ``1GiB``, ``500MB``, ``2000000``."""
+class Size(click.ParamType[int]):
+    """Bytes: ``1GiB``, ``500MB``, ``2000000``; at least ``minimum``."""
 
     name = "size"
+
+    def __init__(self, minimum: int = 0) -> None:
+        self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -28,7 +33,10 @@ class _Size(click.ParamType[int]):
         unit = match and _UNITS.get(match[2].upper() or "B")
         if not match or not unit:
             self.fail(f"{value!r} is not a size; expected bytes or a unit, as in 1GiB, 500MB, 2TB", param, ctx)
-        return round(float(match[1]) * unit)
+        size = round(float(match[1]) * unit)
+        if size < self._minimum:
+            self.fail(f"{value!r} is too little; expected at least {format_bytes(self._minimum)}", param, ctx)
+        return size
 
 
 class _Age(click.ParamType[int]):
@@ -45,5 +53,5 @@ class _Age(click.ParamType[int]):
         return int(match[1]) * _SECONDS[match[2]]
 
 
-SIZE = _Size()
+SIZE = Size()
 AGE = _Age()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from overlay.cli._options import Common, common_options
-from overlay.cli._output import columns, format_age, format_bytes, style
+from overlay.cli._output import columns, format_age, style
 from overlay.cli._types import AGE, SIZE
-from overlay.errors import BrokenInput, InvalidUsage
+from overlay.errors import BrokenInput, InvalidUsage, NotHere
+from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,11 +51,16 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class CacheListing:
-    """What ``overlay cache ls`` prints."""
+    """What ``overlay cache ls`` prints.
+
+    Attributes:
+        unused: Bytes of objects that no materialization has: of killed runs, and of ``prewarm --only``.
+    """
 
     root: str
     decided_by: str
     models: tuple[CachedModel, ...]
+    unused: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +116,26 @@ def cache() -> None:
 def list_models(common: Common) -> None:
     """List what is materialized: size, last use, location."""
     from overlay.cache import choose_root
-    from overlay.cache.listing import ls
+    from overlay.cache.collecting import unreferenced
+    from overlay.cache.listing import Files, ls
 
     root = choose_root(common.cache_root, os.environ)
-    models = tuple(_cached(tree) for tree in ls(root))
-    listing = CacheListing(str(root.path), root.decided_by, models)
+    trees = ls(root)
+    models = tuple(_cached(tree) for tree in trees)
+    listing = CacheListing(str(root.path), root.decided_by, models, Files(unreferenced(root, trees)).size())
 
     def text() -> Iterator[str]:
         yield f"{listing.root}  (from {listing.decided_by})"
         rows = [["MODEL", "SIZE", "USED", "LOCATION"]] if models else []
         rows += [_row(model) for model in models]
         yield from columns(rows) or ["  nothing is materialized here"]
+        if listing.unused:
+            yield f"  {format_bytes(listing.unused)} of objects wait for a run that uses them, or for overlay cache gc"
 
     common.output.result(listing, text)
 
 
-@cache.command()
+@cache.command(short_help="Show one materialization, and what removing it frees.")
 @click.argument("target")
 @common_options
 def info(common: Common, target: str) -> None:
@@ -139,13 +149,16 @@ def info(common: Common, target: str) -> None:
 
     root = choose_root(common.cache_root, os.environ)
     trees = find(root, target)[0]
-    if len(trees) != 1:
-        names = ", ".join(tree.name for tree in trees) or "another location leads to the same tree"
+    if not trees:
+        raise NotHere(f"{target}: leads to no tree", code="not-in-cache", hint="overlay cache gc", target=target)
+    if len(trees) > 1:
+        names = ", ".join(f"{tree.name} ({', '.join(tree.locations) or 'superseded'})" for tree in trees)
         raise InvalidUsage(
-            f"{target}: {len(trees)} trees, expected one ({names})",
+            f"{target}: {len(trees)} generations, expected one: {names}",
             code="ambiguous-target",
-            hint="name one of the trees that overlay cache ls --json lists",
+            hint=common.command("cache", "info", trees[0].name),
             target=target,
+            trees=[tree.name for tree in trees],
         )
     tree, removal = trees[0], rm(root, [trees[0].name], dry_run=True)
     pins, rule = _provenance(tree.path)
@@ -155,7 +168,7 @@ def info(common: Common, target: str) -> None:
     common.output.result(details, lambda: _details_text(details))
 
 
-@cache.command()
+@cache.command(short_help="Remove models, and the objects that only they use.")
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @common_options
@@ -168,7 +181,7 @@ def rm(common: Common, targets: tuple[str, ...], dry_run: bool) -> None:
     _print_removal(common, rm(root, targets, dry_run=dry_run), str(root.path), dry_run=dry_run)
 
 
-@cache.command()
+@cache.command(short_help="Collect what killed runs left; with a limit, also models.")
 @click.option("--max-size", type=SIZE, help="Remove the least recently used until at most this stays (500GB).")
 @click.option("--max-age", type=AGE, help="Remove what was not used for longer (30d).")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
@@ -214,7 +227,7 @@ def _details_text(found: CacheDetails) -> Iterator[str]:
     kept = [f"{format_bytes(found.held_outside)} have names outside the cache"] if found.held_outside else []
     kept += [f"{format_bytes(shared)} are shared with other trees"] if shared > 0 else []
     rows += [
-        ["size", f"{format_bytes(model.size)} in {found.files} files"],
+        ["size", f"{format_bytes(model.size)} in {counted(found.files, 'file')}"],
         ["removing", "; ".join([f"frees {format_bytes(found.frees)}", *kept])],
         ["created", model.created],
         ["last used", model.last_used],
@@ -251,7 +264,7 @@ def _print_removal(common: Common, removal: Removal, root: str, *, dry_run: bool
             "action entry": len(removal.actions),
             "unfinished build": len(removal.unfinished),
         }
-        gone = [f"{count} {_plural(name, count)}" for name, count in counts.items() if count]
+        gone = [counted(count, name) for name, count in counts.items() if count]
         verb = "would remove" if dry_run else "removed"
         yield f"{verb} {', '.join(gone)} · frees {format_bytes(removal.frees)}" if gone else "nothing to remove"
         yield from columns([[path] for path in (*document.locations, *document.trees)])
@@ -259,12 +272,6 @@ def _print_removal(common: Common, removal: Removal, root: str, *, dry_run: bool
     common.output.result(document, text)
     for note in removal.notes:
         common.output.remark(note)
-
-
-def _plural(name: str, count: int) -> str:
-    if count == 1:
-        return name
-    return f"{name.removesuffix('y')}ies" if name.endswith("y") else f"{name}s"
 
 
 def _iso(seconds: float) -> str:

@@ -11,6 +11,7 @@ import click
 import overlay
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, style
+from overlay.formats.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,8 @@ class DifferentTensor:
         elements: Elements of the tensor; null, as what follows, unless values differ.
         differing: Elements whose bits differ.
         max_abs: Largest absolute difference; null for dtypes without a value.
-        max_ulp: Largest difference in units of the last place; null likewise.
+        max_ulp: Largest difference in units of the last place, over pairs of the same sign: across zero it would count
+            every float in between. Null where there are none, and for dtypes that are not floats.
     """
 
     folder: str
@@ -74,7 +76,7 @@ class Compared:
     different_tensors: tuple[DifferentTensor, ...]
 
 
-@click.command()
+@click.command(short_help="Compare two directories, by file and by tensor.")
 @click.argument("a", type=_FOLDER)
 @click.argument("b", type=_FOLDER)
 @common_options
@@ -115,16 +117,22 @@ def _tensor(item: TensorDifference) -> DifferentTensor:
 
 def _text(found: Compared) -> Iterator[str]:
     if found.identical:
-        yield f"{style('identical', 'good')}: {found.files} files, {found.tensors} tensors"
+        yield f"{style('identical', 'good')}: {counted(found.files, 'file')}, {counted(found.tensors, 'tensor')}"
         return
-    tensors = "every tensor is equal" if found.tensors_equal else f"{len(found.different_tensors)} tensors differ"
-    yield f"{style('different', 'bad')}: {len(found.different_files)} of {found.files} files, {tensors}"
+    count = len(found.different_tensors)
+    tensors = (
+        f"{counted(count, 'tensor')} {'differs' if count == 1 else 'differ'}" if count else "every tensor is equal"
+    )
+    files = f"{len(found.different_files)} of {counted(found.files, 'file')}"
+    yield f"{style('different', 'bad')}: {files}, {tensors}"
     yield f"  A  {found.a}"
     yield f"  B  {found.b}"
     yield from columns(_shortened([[item.kind, item.path] for item in found.different_files]))
-    yield from columns(
-        _shortened([[item.kind, f"{item.folder}: {item.name}", item.what] for item in found.different_tensors])
-    )
+    yield from columns(_shortened([[item.kind, _place(item), item.what] for item in found.different_tensors]))
+
+
+def _place(item: DifferentTensor) -> str:
+    return item.name if item.folder == "." else f"{item.folder}: {item.name}"
 
 
 def _shortened(rows: list[list[str]]) -> list[list[str]]:

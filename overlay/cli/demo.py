@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shlex
 import sys
@@ -17,7 +18,8 @@ import click
 import overlay
 from overlay.cli._options import DIRECTORY, Common, common_options
 from overlay.cli._output import format_seconds, style
-from overlay.errors import CheckFailed, InvalidUsage
+from overlay.errors import CannotWrite, CheckFailed, InvalidUsage
+from overlay.formats.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,7 +48,7 @@ class Demonstration:
     seconds: float
 
 
-@click.command()
+@click.command(short_help="Run the whole job on a tiny made-up checkpoint.")
 @click.option("--keep", type=DIRECTORY, help="Work in this new folder and keep it, to try commands on.")
 @common_options
 def demo(common: Common, keep: Path | None) -> None:
@@ -59,6 +61,8 @@ def demo(common: Common, keep: Path | None) -> None:
     with _workplace(keep) as folder, _in_view(common):
         steps = tuple(_story(common, folder))
     found = Demonstration(str(folder), keep is not None, steps, round(time.monotonic() - started, 3))
+    if not common.output.quiet:
+        click.echo("", err=common.output.json)
     common.output.result(found, lambda: _text(found))
 
 
@@ -73,13 +77,21 @@ def _workplace(keep: Path | None) -> Iterator[Path]:
     except FileExistsError as error:
         hint = "name a folder that does not exist yet"
         raise InvalidUsage(f"{keep}: exists", code="demo-exists", hint=hint, path=str(keep)) from error
+    except OSError as error:
+        raise CannotWrite(
+            f"{keep}: cannot be made: {error.strerror}",
+            code="demo-not-made",
+            hint="name a folder that you may write to with --keep",
+            path=str(keep),
+        ) from error
     yield keep.resolve()
 
 
 @contextlib.contextmanager
 def _in_view(common: Common) -> Iterator[None]:
-    """What the steps print goes to stderr with --json: stdout holds one document."""
-    with contextlib.redirect_stdout(sys.stderr if common.output.json else sys.stdout):
+    """What the steps print: nothing with --quiet, and on stderr with --json, where stdout holds one document."""
+    spoken = sys.stderr if common.output.json else sys.stdout
+    with contextlib.redirect_stdout(io.StringIO() if common.output.quiet else spoken):
         yield
 
 
@@ -133,7 +145,7 @@ def _run(common: Common, about: str, *args: str, may_differ: bool = False) -> De
     status = run([*args, *(["--quiet"] if common.output.quiet else [])])
     if status > may_differ:
         raise CheckFailed(
-            f"{line}: ended with status {status}", code="demo-failed", hint="see its message above", status=status
+            f"{line}: ended with status {status}", code="demo-failed", hint="see what it said above", status=status
         )
     return DemoStep(about, line, round(time.monotonic() - started, 3))
 
@@ -158,6 +170,5 @@ def _variables(places: dict[str, str]) -> Iterator[None]:
 
 
 def _text(found: Demonstration) -> Iterator[str]:
-    yield ""
     kept = f", kept in {found.folder}" if found.kept else ", nothing left behind"
-    yield f"{style('done', 'good')}: {len(found.steps)} commands in {format_seconds(found.seconds)}{kept}"
+    yield f"{style('done', 'good')}: {counted(len(found.steps), 'command')} in {format_seconds(found.seconds)}{kept}"

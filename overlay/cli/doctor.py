@@ -14,8 +14,9 @@ import click
 import overlay
 from overlay.cli._errors import redact
 from overlay.cli._options import Common, common_options
-from overlay.cli._output import columns, format_bytes, style
+from overlay.cli._output import columns, style
 from overlay.errors import OverlayError
+from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +64,7 @@ class Diagnosis:
 
     Attributes:
         decided_by: Option or variable that chose the root.
+        exists: Whether there is a cache in it.
         filesystem: Its kind, as the kernel calls it.
         container_layer: Whether it is the writable layer of a container, lost with it.
         free: Bytes free there, of ``total``.
@@ -89,7 +91,7 @@ class Diagnosis:
     devices: tuple[Device, ...]
 
 
-@click.command()
+@click.command(short_help="Show what this machine can do, for a report.")
 @common_options
 def doctor(common: Common) -> None:
     """Show what this machine can do, ready to be pasted into a report.
@@ -127,12 +129,12 @@ def doctor(common: Common) -> None:
 def _text(found: Diagnosis) -> Iterator[str]:
     yield f"overlay {found.version}"
     yield style("cache root", "strong")
-    yield f"  {found.root}  (from {found.decided_by}){'' if found.exists else ', not made yet'}"
+    yield f"  {found.root}  (from {found.decided_by}){'' if found.exists else ', holds no cache yet'}"
     room = f"{format_bytes(found.free)} of {format_bytes(found.total)} free"
     layer = style(", the writable layer of a container", "warn") if found.container_layer else ""
     yield f"  {found.filesystem} at {found.mount_point}, {room}{layer}"
     yield f"  hub: {found.hub}"
-    yield from columns([[probe.name, _verdict(probe.works), probe.why] for probe in found.probes])
+    yield from columns(_probe_rows(found.probes))
     yield style("registry", "strong")
     yield f"  {found.registry}"
     yield style("environment", "strong")
@@ -141,6 +143,13 @@ def _text(found: Diagnosis) -> Iterator[str]:
     yield from columns([[name, version or "not installed"] for name, version in found.versions.items()])
     yield style("devices", "strong")
     yield from columns([[device.name, _verdict(device.self_test), device.detail] for device in found.devices])
+
+
+def _probe_rows(probes: tuple[Probe, ...]) -> list[list[str]]:
+    """A line for each, but one for all where nothing could be tried."""
+    if not probes[0].works:
+        return [["write", _verdict(works=False), f"{probes[0].why}; nothing else could be tried"]]
+    return [[probe.name, _verdict(probe.works), probe.why] for probe in probes]
 
 
 def _verdict(works: bool | None) -> str:
@@ -195,7 +204,7 @@ def _device(name: str) -> Device:
         return Device(name, self_test=None, detail=error.message)
     test = about["self_test"]
     if about["library"]:
-        detail = f"{about['library']}, {test['num_products']} products as the rule has them"
+        detail = f"{about['library']}, {counted(test['num_products'], 'test product')} equal to the rule's"
     else:
-        detail = f"ordered kernel: {about['library_unused_because']}"
+        detail = f"ordered kernel, because {about['library_unused_because']}"
     return Device(name, test and test["passed"], detail)

@@ -10,8 +10,9 @@ import click
 
 import overlay
 from overlay.cli._options import DIRECTORY, Common, build_options, common_options, link_option
-from overlay.cli._output import columns, format_bytes, format_seconds, style
+from overlay.cli._output import columns, format_seconds, style
 from overlay.cli._progress import phases
+from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,9 @@ class FusedFolder:
     required=True,
     help="Folder or safetensors file; once for each, in the order of fusing.",
 )
-@click.option("--out", type=DIRECTORY, required=True, help="The new folder; must not exist.")
+@click.option(
+    "--out", type=DIRECTORY, required=True, help="The new folder; must not exist. Missing folders above it are made."
+)
 @click.option("--dry-run", is_flag=True, help="Read and check everything, write nothing.")
 @link_option
 @build_options
@@ -121,6 +124,8 @@ def _text(found: FusedFolder) -> Iterator[str]:
     for adapter in found.adapters:
         scales = ", ".join(f"{scale:g}" for scale in adapter.scales)
         origins = "; ".join(adapter.scale_origins)
-        rows.append(["adapter", adapter.name, f"{adapter.pairs} pairs ({adapter.kind}), scale {scales} ({origins})"])
+        rows.append(
+            ["adapter", adapter.name, f"{counted(adapter.pairs, 'pair')} ({adapter.kind}), scale {scales} ({origins})"]
+        )
     rows += [["left out", path] for path in found.left_out]
     yield from columns(rows)

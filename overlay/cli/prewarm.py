@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,8 +11,9 @@ import click
 
 import overlay
 from overlay.cli._options import Common, build_options, common_options, link_option
-from overlay.cli._output import columns, format_bytes, format_seconds, style
+from overlay.cli._output import columns, format_seconds, style
 from overlay.cli._progress import phases
+from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,10 +129,11 @@ class Prewarmed:
 def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: Any) -> None:
     """Bring models into the cache: fetch, check, fuse, publish.
 
-    `overlay materialize` is the same command. It does nothing where nothing is to be done. A killed run is taken up
-    again by running the same command.
+    `overlay materialize` is the same command. It does nothing where nothing is to be done. After a killed run the same
+    command goes on with the files that were finished.
     """
     options = common.options(**choices)
+    _hush_hub_client(common)
     if dry_run:
         planned = PrewarmPlan(tuple(_planned(overlay.plan(model, options), common) for model in models))
         common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))
@@ -146,6 +150,14 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     for model in done.models:
         for note in model.notes:
             common.output.remark(f"{model.model}: {note}")
+
+
+def _hush_hub_client(common: Common) -> None:
+    """The client logs every request that it makes again; what becomes of it is said here."""
+    if common.output.verbose or os.environ.get("HF_HUB_VERBOSITY"):
+        return
+    for module in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
+        logging.getLogger(module).setLevel(logging.ERROR)
 
 
 def _planned(work: overlay.Work, common: Common) -> PlannedModel:
@@ -202,7 +214,7 @@ def _plan_text(plan: PrewarmPlan, *, verbose: bool) -> Iterator[str]:
         yield f"  {_moved(model, ('download', 'read', 'write', 'link'))} · {room}"
         rows = [[part, ", ".join(_summary(files))] for part, files in _by_component(model.files).items()]
         if model.adapters:
-            pairs = ", ".join(f"{adapter.name} {adapter.pairs} pairs" for adapter in model.adapters)
+            pairs = ", ".join(f"{adapter.name} {counted(adapter.pairs, 'pair')}" for adapter in model.adapters)
             rows.append(["adapters", f"{pairs}, rule {model.rule}"])
         rows += [["note", note] for note in model.notes]
         yield from columns(rows)

@@ -13,7 +13,7 @@ from overlay.cli._output import Role, columns, style
 from overlay.errors import NotHere
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from overlay.registry import Pin
 
@@ -49,7 +49,7 @@ class ResolvedModel:
         path: The directory that the location leads to; null where there is none.
         why: What is behind a state other than present and absent.
         registry: The registry file in force.
-        entry: Where the entry was last changed, as ``file:line``.
+        entry: Where the entry was last changed: ``file:line``, or the variable that changed it.
         replaced: What an override replaced, a sentence each.
         next: The command to run next; null where this version cannot build the model.
     """
@@ -80,7 +80,7 @@ class Place:
     path: str
 
 
-@click.command()
+@click.command(short_help="Show a model's pins, recipe, location and state.")
 @click.argument("model")
 @click.option("--path", "only_path", is_flag=True, help="Print only the directory; status 3 when it is not there.")
 @common_options
@@ -97,7 +97,7 @@ def resolve(common: Common, model: str, only_path: bool) -> None:
     common.output.result(document, lambda: _text(document))
 
 
-@click.command()
+@click.command(short_help="Print the directory of a materialized model.")
 @click.argument("model")
 @common_options
 def path(common: Common, model: str) -> None:
@@ -138,11 +138,17 @@ def _document(common: Common, model: str, found: overlay.Resolved) -> ResolvedMo
         state=state.name,
         why=state.why,
         registry=resolution.registry_path,
-        entry=f"{entry.origin}:{entry.line}",
+        entry=f"{entry.origin}:{entry.line}" if entry.line else entry.origin,
         replaced=found.replaced,
-        notes=resolution.notes,
+        notes=(*resolution.notes, *_hub_notes(common)),
         next=_next(common, model, found, pinned=pinned),
     )
+
+
+def _hub_notes(common: Common) -> tuple[str, ...]:
+    if common.hub is None or common.hub.is_dir():
+        return ()
+    return (f"the hub folder {common.hub} does not exist, so nothing can be built from it",)
 
 
 def _next(common: Common, model: str, found: overlay.Resolved, *, pinned: bool) -> str | None:
@@ -165,8 +171,7 @@ def _text(found: ResolvedModel) -> Iterator[str]:
     if found.overlay:
         rows.append(["overlay", _pin(found.overlay)])
     rows += [["needs", f"{_pin(need)}  {', '.join(need.components)}"] for need in found.needs]
-    options = ", ".join(f"{name} {value}" for name, value in found.recipe_options.items() if isinstance(value, str))
-    rows.append(["recipe", f"{found.recipe}  {options}"])
+    rows.append(["recipe", "  ".join([found.recipe, *_recipe_options(found.recipe_options)])])
     rows.append(["registry", found.entry])
     rows += [["replaced", sentence] for sentence in found.replaced]
     rows += [["note", note] for note in found.notes]
@@ -179,6 +184,17 @@ def _text(found: ResolvedModel) -> Iterator[str]:
     if found.next:
         rows.append(["next", found.next])
     yield from columns(rows)
+
+
+def _recipe_options(options: Mapping[str, Any]) -> Iterator[str]:
+    """Options as words; of a place (repo and path) its path in the repo, of several all, in order."""
+    for name, value in options.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        yield f"{name} {' + '.join(_place(item) for item in values)}"
+
+
+def _place(value: Any) -> str:
+    return f"{value['repo']}/{value['path']}".rstrip("/") if isinstance(value, dict) else str(value)
 
 
 def _pin(repo: PinnedRepo) -> str:

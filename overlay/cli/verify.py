@@ -10,9 +10,10 @@ import click
 
 import overlay
 from overlay.cli._options import Common, common_options
-from overlay.cli._output import columns, format_bytes, style
+from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.errors import InvalidUsage, NotHere
+from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +53,7 @@ class Verified:
     problems: tuple[Problem, ...]
 
 
-@click.command()
+@click.command(short_help="Check a materialization against its record.")
 @click.argument("target", metavar="MODEL_OR_DIR")
 @click.option(
     "--level",
@@ -113,8 +114,8 @@ def _folder(common: Common, target: str) -> Path:
 
 
 def _text(found: Verified) -> Iterator[str]:
-    verdict = style("ok", "good") if found.ok else style(f"{len(found.problems)} problems", "bad")
+    verdict = style("ok", "good") if found.ok else style(counted(len(found.problems), "problem"), "bad")
     how = f"{format_bytes(found.bytes_read)} read" if found.level == "full" else "names, sizes, record"
     yield f"{found.path}"
-    yield f"  {verdict} · {found.files} files · {how}"
+    yield f"  {verdict} · {counted(found.files, 'file')} · {how}"
     yield from columns([[problem.kind, problem.path, problem.what] for problem in found.problems])

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["some"]
+__all__ = ["counted", "format_bytes", "some"]
+
+_UNITS = ("kB", "MB", "GB", "TB", "PB")
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:
@@ -15,3 +17,20 @@ def some(names: Iterable[str], limit: int = 3) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things: ``1 tree``, ``2 entries``."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun.removesuffix('y')}ies" if noun.endswith("y") else f"{number} {noun}s"
+
+
+def format_bytes(nbytes: int) -> str:
+    """A size for people: powers of 1000, one decimal (``149.5 GB``)."""
+    if abs(nbytes) < 1000:  # noqa: PLR2004  # the base of the units
+        return f"{nbytes} B"
+    exponent = 1
+    while exponent < len(_UNITS) and abs(nbytes) / 1000**exponent >= 999.95:  # noqa: PLR2004  # rounds to 1000.0
+        exponent += 1
+    return f"{nbytes / 1000**exponent:.1f} {_UNITS[exponent - 1]}"

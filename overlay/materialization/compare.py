@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from overlay.errors import NotHere
 from overlay.formats.header import read_header
 from overlay.formats.local import open_file, read_span
 from overlay.materialization.differences import ValueDifferences, value_differences
 from overlay.materialization.record import RECORD_NAME
+from overlay.materialization.request import existing_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -83,13 +83,11 @@ def compare(a: Path, b: Path) -> Comparison:
     """Hold two directories against each other. The records in them, which tell of runs, are left out.
 
     Raises:
-        NotHere: One of them is no directory.
+        NotHere: One of them is not there.
+        InvalidUsage: One of them is a file.
         OverlayError: A file cannot be read.
     """
-    for folder in (a, b):
-        if not folder.is_dir():
-            raise NotHere(f"{folder}: no such folder", code="no-such-folder", path=str(folder))
-    a, b = a.resolve(), b.resolve()
+    a, b = existing_folder(a).resolve(), existing_folder(b).resolve()
     files_a, files_b = _files(a), _files(b)
     files = [FileDifference(path, "only-in-a") for path in files_a - files_b]
     files += [FileDifference(path, "only-in-b") for path in files_b - files_a]

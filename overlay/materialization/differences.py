@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from io import FileIO
     from pathlib import Path
 
-    from torch import Tensor
-
 __all__ = ["ValueDifferences", "value_differences"]
 
 _CHUNK = 16 * 2**20
@@ -30,7 +28,8 @@ class ValueDifferences:
         num_differing: Elements whose bits differ; where the dtype packs several elements in a byte, bytes.
         max_abs: Largest absolute difference, over differing pairs in which both are finite; None where there are none,
             and for dtypes without a value here.
-        max_ulp: Largest distance of such pairs in units of the last place (steps between neighbouring floats).
+        max_ulp: Largest distance of such pairs in units of the last place (steps between neighbouring floats), over
+            those of the same sign: across zero it would count every float in between, and say nothing.
     """
 
     num_differing: int
@@ -97,20 +96,8 @@ def _chunk_differences(a: bytes, b: bytes, dtype: str) -> ValueDifferences:
     max_abs = float((values_a - values_b).abs()[finite].max())
     if dtype not in _FLOATS:
         return ValueDifferences(count, 0, max_abs, None)
-    steps = (_ordered(part[differing][finite].to(torch.int64), bits) for part in (bits_a, bits_b))
-    return ValueDifferences(count, 0, max_abs, _largest_distance(*steps))
-
-
-def _ordered(bits: Tensor, width: int) -> Tensor:
-    """Sign-magnitude bits as integers in the order of the floats, both zeros at 0."""
-    magnitude = bits & ((1 << (width - 1)) - 1)
-    return magnitude.where(bits >= 0, -magnitude)
-
-
-def _largest_distance(a: Tensor, b: Tensor) -> int:
-    """Of pairs of int64. It may need 64 bits itself, so it is found by halves first, then by the bits left over."""
-    low, high = a.minimum(b), a.maximum(b)
-    halves = (high >> 1) - (low >> 1)
-    largest = halves.max()
-    left_over = ((high & 1) - (low & 1))[halves == largest].max()
-    return 2 * int(largest) + int(left_over)
+    ints_a, ints_b = (part[differing][finite].to(torch.int64) for part in (bits_a, bits_b))
+    same_sign = (ints_a < 0) == (ints_b < 0)
+    # Of one sign the bits are in the order of the floats, or in the reverse order.
+    steps = (ints_a - ints_b)[same_sign].abs()
+    return ValueDifferences(count, 0, max_abs, int(steps.max()) if same_sign.any() else None)

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.cache import LinkMode, cannot_write, free_room
@@ -21,8 +22,9 @@ from overlay.fingerprint import DigestMemo, file_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
 from overlay.formats.header import read_header
+from overlay.formats.wording import format_bytes
 from overlay.materialization.record import RECORD_NAME, identity_of, record_bytes, versions
-from overlay.materialization.request import silent
+from overlay.materialization.request import existing_folder, silent
 from overlay.materialization.survey import Counters, read_bytes_of
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import CarriedFile, Input, SafetensorsFile
@@ -31,7 +33,6 @@ from overlay.planning.recipes import check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from overlay.formats.checkpoint import Checkpoint
     from overlay.materialization.request import Phase
@@ -93,6 +94,7 @@ def fuse(
         CannotWrite: No room, no permission, or a filesystem that cannot.
     """
     started = time.monotonic()
+    out, adapters = Path(out), [Path(adapter) for adapter in adapters]
     if os.path.lexists(out):
         raise InvalidUsage(
             f"{out}: exists; a fuse never writes into what is there",
@@ -103,8 +105,9 @@ def fuse(
     if not adapters:
         raise InvalidUsage("no adapter was given", code="no-adapter", hint="name one or more with --adapter")
     check_rule(rule)
+    base = existing_folder(base).absolute()
     memo = DigestMemo(None)
-    book = InputBook(Folder(_folder(base)), f"base:{base.resolve().name}", "local", lambda _path: "")
+    book = InputBook(Folder(base), f"base:{base.resolve().name}", "local", lambda _path: "")
     checkpoint = read_checkpoint(book.files)
     books = [_adapter_book(number, path, memo) for number, path in enumerate(adapters, 1)]
     sources = read_adapters([(b, path, None) for b, path in books], base_tensors(checkpoint))
@@ -113,7 +116,7 @@ def fuse(
     outputs = [*fuse_checkpoint(book, checkpoint, sources, ""), *(CarriedFile(p, book(p)) for p in along)]
     plan = Plan(base.resolve().name, rule, out.name, finish(outputs, str(base)), adapter_uses(sources), before)
     roots = {
-        f"base:{base.resolve().name}": _folder(base),
+        f"base:{base.resolve().name}": base,
         **{b.repo: _root(path) for (b, _), path in zip(books, adapters, strict=True)},
     }
 
@@ -127,12 +130,6 @@ def fuse(
     with _new_folder(job.out, room) as staged:
         counters = job.run(staged, device, started)
     return Fusion(job.out, plan.adapters, left_out, counters, room, time.monotonic() - started)
-
-
-def _folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise NotHere(f"{path}: no such folder", code="no-such-folder", path=str(path))
-    return path.absolute()
 
 
 def _root(adapter: Path) -> Path:
@@ -267,7 +264,7 @@ def _new_folder(out: Path, room: int) -> Iterator[Path]:
     """A hidden folder beside ``out`` that becomes ``out`` by one rename at the end, or is removed."""
     if (free := free_room(out.parent)) < room:
         raise CannotWrite(
-            f"{out.parent}: {room / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free",
+            f"{out.parent}: {format_bytes(room)} needed, {format_bytes(free)} free",
             code="no-room",
             hint="free some room there, or name an --out on another disk",
             needed=room,

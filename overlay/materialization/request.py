@@ -6,15 +6,13 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from overlay.cache import Cache, LinkMode, choose_root
+from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-__all__ = ["DEFAULTS", "Options", "Phase", "open_cache", "open_memo", "silent"]
+__all__ = ["DEFAULTS", "Options", "Phase", "existing_folder", "open_cache", "open_memo", "silent"]
 
 Phase = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Called with a label and a total in bytes; gives what is called with bytes as they are done, from any thread."""
@@ -22,7 +20,7 @@ Phase = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Choices of a run; the defaults suit a deploy script.
+    """Choices of a run; the defaults suit a deploy script. Paths may be given as text, too.
 
     Attributes:
         registry: Registry file instead of the one that would be found.
@@ -53,6 +51,12 @@ class Options:
     only: tuple[str, ...] = ()
     lock_timeout: float = 3600.0
 
+    def __post_init__(self) -> None:
+        for name in ("registry", "cache_root", "hub"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, Path(value))
+
 
 DEFAULTS = Options()
 
@@ -60,6 +64,21 @@ DEFAULTS = Options()
 def silent(_label: str, _total: int) -> AbstractContextManager[Callable[[int], None]]:
     """A phase that shows nothing."""
     return nullcontext(lambda _nbytes: None)
+
+
+def existing_folder(path: Path) -> Path:
+    """The path of a folder that must be there, given as text or not.
+
+    Raises:
+        NotHere: It is not there.
+        InvalidUsage: It is a file.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InvalidUsage(f"{path}: is a file, expected a folder", code="not-a-folder", path=str(path))
+    raise NotHere(f"{path}: no such folder", code="no-such-folder", path=str(path))
 
 
 def open_cache(options: Options, *, create: bool) -> Cache:

@@ -12,6 +12,7 @@ from overlay.errors import InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import BlockHasher, file_digest
 from overlay.formats.header import read_header
 from overlay.materialization.record import RECORD_NAME, is_intact, read_record
+from overlay.materialization.request import existing_folder, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,15 +71,13 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
         jobs: Files that are read at a time.
 
     Raises:
-        InvalidUsage: No such level.
+        InvalidUsage: No such level, or the folder is a file.
         NotHere: No such folder, or it has no record.
         BrokenInput: The record cannot be read.
     """
     if level not in LEVELS:
         raise InvalidUsage(f"no level {level!r}", code="unknown-level", hint=f"level is one of {', '.join(LEVELS)}")
-    if not folder.is_dir():
-        raise NotHere(f"{folder}: no such folder", code="no-such-folder", path=str(folder))
-    folder = folder.resolve()
+    folder = existing_folder(folder).resolve()
     record = read_record(folder)
     if record is None:
         raise NotHere(
@@ -145,8 +144,6 @@ def _content_problems(
     folder: Path, items: Sequence[Mapping[str, Any]], total: int, jobs: int | None, phase: Phase | None
 ) -> list[Problem]:
     from concurrent.futures import ThreadPoolExecutor
-
-    from overlay.materialization.request import silent
 
     workers = jobs or min(8, len(os.sched_getaffinity(0)))
     with (phase or silent)("verify", total) as update, ThreadPoolExecutor(workers) as pool:

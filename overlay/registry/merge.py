@@ -6,7 +6,7 @@ commit, and what was known of the old pin's content goes with it. Needs and reci
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.registry.entries import Entry, Need, Pin, Recipe
@@ -158,7 +158,7 @@ class _Layer:
         below = self.below
         if below is None:
             return ()
-        place = self.document.problem(("models", self.model), "", "").place
+        place = replace(self.document.problem(("models", self.model), "", ""), file=self.origin).place
         pairs: dict[str, tuple[object, object]] = {
             "source": (below.source, entry.source),
             "overlay": (below.overlay, entry.overlay),

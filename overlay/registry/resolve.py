@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from overlay.errors import BrokenInput, InvalidUsage
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.registry.entries import LOCAL, Entry, Pin, Recipe, Resolution, ServerSpec
+from overlay.registry.load import packaged_registry
 from overlay.registry.problems import did_you_mean
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def resolve(model: str, registry: Registry) -> Resolution:
     raise InvalidUsage(
         f"{folder}: is no source of a known model and no overlay",
         code="unknown-folder",
-        hint=f"name the folder as the model ({_names(registry)}), or give the model's name",
+        hint="the folder of a source is called like its model (.../vdn-minimax-h3 for OpenVDN/vdn-minimax-h3), that of "
+        f"an overlay holds {MANIFEST_PATH}; known models: {_names(registry)}",
         path=str(folder),
     )
 
@@ -166,8 +168,10 @@ def _unknown(model: str, registry: Registry) -> InvalidUsage:
             hint=f"overlay resolve {overlaid[0]}",
             models=overlaid,
         )
+    packaged = str(packaged_registry())
+    searched = registry.path if registry.path == packaged else f"{registry.path} and not in {packaged} below it"
     return InvalidUsage(
-        f"{model}: not in {registry.path}",
+        f"{model}: not in {searched}",
         code="unknown-model",
         hint=did_you_mean(model, registry.entries) or f"known models: {_names(registry)}",
         model=model,

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from overlay.cli import _output
+from overlay.formats.wording import format_bytes
 
 pytestmark = pytest.mark.no_torch
 
@@ -33,7 +34,7 @@ class Terminal(io.StringIO):
 )
 def test_sizes(nbytes: int, expected: str) -> None:
     """A size has one decimal and a unit that is a power of 1000."""
-    assert expected == _output.format_bytes(nbytes)
+    assert expected == format_bytes(nbytes)
 
 
 @pytest.mark.parametrize(

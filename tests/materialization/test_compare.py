@@ -92,7 +92,7 @@ def test_one_file_against_shards_in_sub_folders(tmp_path: Path) -> None:
         ({"z": bf16([], [1.5])}, "dtype", "F16 in A, BF16 in B"),
         ({"e": f32([3, 0], [])}, "shape", "[0, 3] in A, [3, 0] in B"),
         ({"x": f32([2, 2], [1, 2, 3, 4.25])}, "values", "1 of 4 elements differ, by 0.25 at most (524288 ulp)"),
-        ({"y": bf16([2], [0.5, 0.0])}, "values", "1 of 2 elements differ, by 0 at most (0 ulp)"),
+        ({"y": bf16([2], [0.5, 0.0])}, "values", "1 of 2 elements differ, by 0 at most"),
         ({"u": u8(1, 2, 4)}, "values", "1 of 3 elements differ, by 1 at most"),
         ({"z": f16([], [float("nan")])}, "values", "1 of 1 elements differ"),
     ],

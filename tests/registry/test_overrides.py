@@ -91,7 +91,7 @@ def test_fields_are_merged_and_named(tmp_path: Path) -> None:
     assert entry.overlay_fingerprint is None
     assert (entry.origin, entry.line) == (str(tmp_path / "mine.yaml"), 3)
     repo = "kevin-mi/VDN-H3-overlay"
-    note = f"overlay {repo}@aaaaaaaaaaaa replaces {repo}@7de18275dddf (mine.yaml:3:3)"
+    note = f"overlay {repo}@aaaaaaaaaaaa replaces {repo}@7de18275dddf ({tmp_path}/mine.yaml:3:3)"
     assert registry.replaced == {VDN: (note,)}
     assert len(registry.entries) == 8
 
