@@ -1,0 +1,171 @@
+"""The fuse alone: what it refuses, and that an OUT is whole or not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from support.children import as_plain_user, in_child
+from support.models import readable_by_all
+from support.published_rule import files_of
+from support.small_models import small_adapter, write_base, write_peft
+
+import overlay.materialization.fuse
+from overlay.errors import CannotWrite, InvalidUsage, NotHere, OverlayError
+from overlay.materialization.fuse import fuse
+from overlay.materialization.verify import verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base in three shards."""
+    return write_base(tmp_path / "base")
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """A PEFT adapter of rank 2, alpha 2."""
+    return write_peft(tmp_path / "adapter", small_adapter())
+
+
+def test_an_existing_out_is_never_written_into(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """Folder, file, empty folder, dangling link."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for name in ("folder", "file", "dangling"):
+        with pytest.raises(InvalidUsage, match="exists") as caught:
+            fuse(base, [adapter], tmp_path / name)
+        assert caught.value.code == "out-exists"
+    assert list((tmp_path / "folder").iterdir()) == []
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_missing_parents_of_out_are_made(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """By a run, not by a dry run."""
+    fuse(base, [adapter], tmp_path / "new/style/out", dry_run=True)
+    assert not (tmp_path / "new").exists()
+    assert verify(fuse(base, [adapter], tmp_path / "new/style/out").path).ok
+
+
+def test_a_failed_fuse_takes_the_parents_that_it_made_with_it(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was there before stays, and so does a folder that somebody put something into."""
+
+    def failing(_staged: Path, out: Path) -> None:
+        if out.name == "crowded":
+            (tmp_path / "there/made/theirs").touch()
+        raise NotHere("gone", code="input-gone")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(overlay.materialization.fuse, "_rename_new", failing)
+    with pytest.raises(NotHere, match="gone"):
+        fuse(base, [adapter], tmp_path / "there/made/deep/out")
+    assert list((tmp_path / "there").iterdir()) == []
+    with pytest.raises(NotHere, match="gone"):
+        fuse(base, [adapter], tmp_path / "there/made/deep/crowded")
+    assert [path.name for path in (tmp_path / "there/made").iterdir()] == ["theirs"]
+
+
+def test_missing_base_and_adapter_are_named(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """Nothing is written."""
+    with pytest.raises(NotHere, match="nobase"):
+        fuse(tmp_path / "nobase", [adapter], tmp_path / "out")
+    with pytest.raises(NotHere, match="noadapter"):
+        fuse(base, [tmp_path / "noadapter"], tmp_path / "out")
+    with pytest.raises(InvalidUsage, match="no adapter"):
+        fuse(base, [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_room_is_refused_before_the_first_write(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Needed and free, and where."""
+    needed = fuse(base, [adapter], tmp_path / "out", dry_run=True).room
+    monkeypatch.setattr(overlay.materialization.fuse, "free_room", lambda _path: needed - 1)
+    with pytest.raises(CannotWrite, match="free") as caught:
+        fuse(base, [adapter], tmp_path / "out")
+    assert (caught.value.code, caught.value.data["needed"]) == ("no-room", needed)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+@pytest.mark.parametrize("inside", ["out", "new/out"])
+def test_a_folder_that_cannot_be_written_is_an_error_of_ours(
+    base: Path, adapter: Path, tmp_path: Path, inside: str
+) -> None:
+    """The folder, and what to do."""
+    (tmp_path / "closed").mkdir(mode=0o555)
+    readable_by_all(tmp_path)
+    with pytest.raises(CannotWrite) as caught:
+        as_plain_user(lambda: fuse(base, [adapter], tmp_path / "closed" / inside))
+    assert caught.value.code == "not-permitted"
+    assert str(tmp_path / "closed") in caught.value.message
+    assert "--out" in str(caught.value.hint)
+    assert "--cache-root" not in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("at", ["first", "middle", "last"])
+def test_an_error_half_way_leaves_nothing(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """Neither OUT nor the hidden folder beside it; an error keeps its own class."""
+    number = {"first": 0, "middle": 1, "last": 3}[at]
+    real, calls = overlay.materialization.fuse.fsync, []
+
+    def failing(path: Path) -> None:
+        calls.append(path)
+        if len(calls) > number:
+            raise NotHere(f"{path}: is gone", code="input-gone")
+        real(path)
+
+    monkeypatch.setattr(overlay.materialization.fuse, "fsync", failing)
+    with pytest.raises(NotHere, match="is gone"):
+        fuse(base, [adapter], tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
+
+
+def test_h20_a_kill_leaves_no_out(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGKILL before the last rename: OUT is not there, and the next run makes it."""
+    monkeypatch.setattr(
+        overlay.materialization.fuse, "_rename_new", lambda _s, _o: os.kill(os.getpid(), signal.SIGKILL)
+    )
+    assert in_child(lambda: fuse(base, [adapter], tmp_path / "out")) == signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert verify(fuse(base, [adapter], tmp_path / "out").path).ok
+
+
+def test_somebody_makes_out_meanwhile(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they made stays, and it is said."""
+    real = overlay.materialization.fuse._rename_new
+
+    def late(staged: Path, out: Path) -> None:
+        out.mkdir()
+        (out / "theirs").write_text("theirs")
+        real(staged, out)
+
+    monkeypatch.setattr(overlay.materialization.fuse, "_rename_new", late)
+    with pytest.raises(OverlayError):
+        fuse(base, [adapter], tmp_path / "out")
+    assert files_of(tmp_path / "out") == {"theirs": b"theirs"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
+
+
+def test_modes_come_from_the_umask(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """Files and folder."""
+    before = os.umask(0o027)
+    try:
+        done = fuse(base, [adapter], tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert done.path.stat().st_mode & 0o777 == 0o750
+    assert {path.stat().st_mode & 0o777 for path in done.path.iterdir()} == {0o640}
