@@ -1,10 +1,13 @@
 """Write a hub folder with the repos of the VDN-H3 job, in the published layout, with made-up weights.
 
-    python tools/make_checkpoint.py --preset tiny --out /tmp/hub
-    python tools/make_checkpoint.py --preset release-dims --blocks 3 --out /data/hub
-    overlay prewarm OpenVDN/vdn-minimax-h3 --hub /tmp/hub
+With the environment that ``make demo`` makes:
 
-The base of the tiny checkpoint is what diffusers' own classes save, to the last byte; ``--library`` lets them write it.
+    .venv/bin/python tools/make_checkpoint.py --preset tiny --out /tmp/hub
+    .venv/bin/python tools/make_checkpoint.py --preset release-dims --blocks 3 --out /data/hub
+    .venv/bin/overlay prewarm OpenVDN/vdn-minimax-h3 --hub /tmp/hub
+
+The base of the tiny checkpoint is what diffusers' own classes save, to the last byte; ``--library``, which needs the
+environment of ``make test``, lets them write it.
 """
 
 from __future__ import annotations

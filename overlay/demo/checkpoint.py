@@ -7,7 +7,6 @@ overlay, and a community adapter in one file for the ``lora`` recipe.
 from __future__ import annotations
 
 import struct
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -146,10 +145,14 @@ def _write_source(hub: HubFolder, weights: Weights) -> None:
     for component, config, tensors, limit in (
         ("transformer", preset.transformer, transformer_tensors, preset.shard_limit),
         ("vae", preset.video_vae, video_vae_tensors, preset.vae_shard_limit),
-        # The overlay requires this one as a single file.
-        ("audio_vae", preset.audio_vae, audio_vae_tensors, sys.maxsize),
+        ("audio_vae", preset.audio_vae, audio_vae_tensors, None),
     ):
-        write_shards(base / component, tensors(config), weights, f"h3-base/{component}", limit=limit)
+        scope = f"h3-base/{component}"
+        if limit is not None:
+            write_shards(base / component, tensors(config), weights, scope, limit=limit)
+        else:  # the overlay requires this one as a single file
+            path = base / component / "diffusion_pytorch_model.safetensors"
+            write_tensors(path, tensors(config), weights, scope, metadata={"format": "pt"})
         _write(base / component / "config.json", component_config(component, config))
     for stage, adapters in ADAPTER_STAGES.items():
         _write(root / stage / "model_spec.json", dump_line(model_spec(preset, stage)))

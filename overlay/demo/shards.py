@@ -51,11 +51,12 @@ def write_shards(
     limit: int,
     stem: str = "diffusion_pytorch_model",
 ) -> None:
-    """Write tensors to ``folder`` as ``<stem>-00001-of-0000N.safetensors`` with an index, or as one plain file."""
+    """Write tensors to ``folder`` as ``<stem>-00001-of-0000N.safetensors`` with an index.
+
+    Saving leaves the index away where there is one shard. What is published has it, and the overlay requires it, so
+    here a checkpoint of few blocks has it too.
+    """
     shards = split_shards(tensors, limit)
-    if len(shards) == 1:
-        write_tensors(folder / f"{stem}.safetensors", tensors, weights, scope, metadata={"format": "pt"})
-        return
     weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"

@@ -11,7 +11,9 @@ import pytest
 from support.checkpoints import tiny_hub
 
 from overlay.demo.checkpoint import HubFolder, write_hub
+from overlay.demo.shards import write_shards
 from overlay.demo.tensors import transformer_tensors
+from overlay.demo.weights import Weights
 from overlay.errors import InvalidUsage
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
@@ -104,6 +106,14 @@ def test_index_counts_the_tensor_bytes(hub: HubFolder) -> None:
     index = json.loads((folder / "diffusion_pytorch_model.safetensors.index.json").read_bytes())
     headers = [read_header(shard) for shard in folder.glob("*.safetensors")]
     assert index["metadata"] == {"total_size": sum(header.file_size - header.data_start for header in headers)}
+
+
+def test_a_single_shard_has_an_index_too(tmp_path: Path) -> None:
+    """The overlay requires the indexes, however few blocks a checkpoint has."""
+    write_shards(tmp_path, [("a", "BF16", (2, 3)), ("b", "F32", (4,))], Weights("tiny", 0), "x", limit=2**40)
+    checkpoint = read_checkpoint(Folder(tmp_path))
+    assert checkpoint.index == "diffusion_pytorch_model.safetensors.index.json"
+    assert list(checkpoint.shards) == ["diffusion_pytorch_model-00001-of-00001.safetensors"]
 
 
 def test_turbo_ranks_follow_its_spec(hub: HubFolder) -> None:
