@@ -1,0 +1,116 @@
+"""Repairing a cache: read everything, throw out what is not what its name says, build only that again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from overlay.cache.listing import find, ls
+from overlay.errors import BrokenInput, InvalidUsage, NotHere, OverlayError
+from overlay.fingerprint import file_digest, parse_digest
+from overlay.materialization.materialize import materialize
+from overlay.materialization.record import read_record
+from overlay.materialization.request import DEFAULTS, Options, open_cache, silent
+from overlay.materialization.verify import Problem, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from overlay.cache import Cache
+    from overlay.cache.listing import TreeInfo
+    from overlay.materialization.request import Phase
+
+__all__ = ["Repaired", "repair"]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """One materialization that was looked at.
+
+    Attributes:
+        problems: What was wrong with it.
+        result: ``sound``: nothing was. ``rebuilt``: its model is whole again under today's pins. ``removed``: it was
+            taken out, and nothing points to it any more: a superseded generation, or a model of no registry.
+        path: The tree in its place; None where it was removed.
+    """
+
+    name: str
+    model: str | None
+    problems: tuple[Problem, ...]
+    result: Literal["sound", "rebuilt", "removed"]
+    path: Path | None
+
+
+def repair(
+    targets: Sequence[str] = (), options: Options = DEFAULTS, *, dry_run: bool = False, phase: Phase = silent
+) -> tuple[Repaired, ...]:
+    """Verify materializations in full, and replace those that do not verify.
+
+    A server that has a damaged tree open keeps what it has open: the tree is moved aside, never written into.
+
+    Args:
+        targets: Models, trees or locations; none for all that the cache holds.
+        dry_run: Only look.
+
+    Raises:
+        NotHere: A target is not in the cache.
+        OverlayError: As :func:`materialize`; what was damaged is gone then, what was sound is not.
+    """
+    cache = open_cache(options, create=False)
+    names = [tree.name for target in targets for tree in find(cache.root, target)[0]]
+    trees = [tree for tree in ls(cache.root) if not targets or tree.name in names]
+    looked = [(tree, _problems(cache.tree_path(tree.name), options, phase)) for tree in trees]
+    damaged = [(tree, problems) for tree, problems in looked if problems]
+    if not dry_run:
+        for tree, problems in damaged:
+            _drop(cache, tree, problems)
+    done = {tree.name: _again(cache, tree, options, phase, dry_run=dry_run) for tree, _ in damaged}
+    return tuple(
+        Repaired(tree.name, tree.model, problems, *done.get(tree.name, ("sound", cache.tree_path(tree.name))))
+        for tree, problems in looked
+    )
+
+
+def _problems(tree: Path, options: Options, phase: Phase) -> tuple[Problem, ...]:
+    try:
+        return verify(tree, "full", jobs=options.jobs, phase=phase).problems
+    except (BrokenInput, NotHere) as error:
+        return (Problem("", "unreadable", str(error)),)
+
+
+def _drop(cache: Cache, tree: TreeInfo, problems: Sequence[Problem]) -> None:
+    """Throw out the damaged objects behind a tree, and the tree."""
+    path = cache.tree_path(tree.name)
+    try:
+        record = read_record(path)
+    except BrokenInput:
+        record = None
+    digests = {item["path"]: item["digest"] for item in record["outputs"]} if record else {}
+    for problem in problems:
+        digest = digests.get(problem.path)
+        if digest is not None and not _is_sound_object(cache.object_path(digest), digest):
+            cache.drop_object(digest)
+    cache.move_aside(tree.name)
+
+
+def _is_sound_object(path: Path, digest: str) -> bool:
+    try:
+        return file_digest(path, parse_digest(digest)[0]) == digest  # type: ignore[arg-type]  # a record has no other
+    except OverlayError:
+        return False
+
+
+def _again(
+    cache: Cache, tree: TreeInfo, options: Options, phase: Phase, *, dry_run: bool
+) -> tuple[Literal["rebuilt", "removed"], Path | None]:
+    if not tree.locations or tree.model is None:
+        return "removed", None
+    if dry_run:
+        return "rebuilt", None
+    try:
+        return "rebuilt", materialize(tree.model, options, phase=phase).path
+    except InvalidUsage:  # no registry knows this model any more
+        for location in tree.locations:
+            cache.drop_location(location)
+        return "removed", None

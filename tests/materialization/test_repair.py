@@ -1,0 +1,93 @@
+"""Repairing a cache: what does not verify goes, what does stays where it is, and only the rest is built again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.models import VDN, options
+
+from overlay.demo.revisions import bump_readme
+from overlay.materialization.materialize import materialize
+from overlay.materialization.record import RECORD_NAME
+from overlay.materialization.repair import repair
+from overlay.materialization.verify import verify
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Built
+
+SHARD = "transformer/diffusion_pytorch_model-00002-of-00003.safetensors"
+SMALL = "tokenizer/vocab.json"
+
+
+def rot(path: Path) -> None:
+    """Flip a bit under every name of the inode, size and name unchanged."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_sound_cache_is_left_alone(built: Built) -> None:
+    """Everything is read, nothing is moved."""
+    before = built.objects()
+    assert [(done.result, done.problems) for done in repair((), built.options())] == [("sound", ())]
+    assert built.objects() == before
+
+
+@pytest.mark.parametrize("path", [SHARD, SMALL, "transformer/config.json"])
+def test_only_what_does_not_verify_is_built_again(built: Built, path: str) -> None:
+    """The model is whole again at its location; objects that were sound keep their inode."""
+    before = built.objects()
+    rot(built.tree / path)
+    assert materialize(VDN, built.options()).result == "present"  # stat cannot tell, which is why there is a repair
+
+    [done] = repair([VDN], built.options())
+
+    assert (done.result, [problem.path for problem in done.problems]) == ("rebuilt", [path])
+    assert verify(built.location).ok
+    changed = {name for name, inode in built.objects().items() if before.get(name) != inode}
+    assert len(changed) == (1 if path == SHARD else 0)
+
+
+def test_a_damaged_object_is_repaired_in_every_generation(built: Built) -> None:
+    """Generations share objects, so all are looked at: the current one is rebuilt, one that nothing points to goes."""
+    old_tree = built.tree
+    newer = options(bump_readme(built.hub), built.root)
+    new_tree = materialize(VDN, newer).path
+    assert new_tree is not None
+    assert new_tree != old_tree
+    superseded = [tree for tree in (old_tree, new_tree) if tree not in {link.resolve() for link in locations(built)}]
+    rot(new_tree / SHARD)
+
+    results = {done.name: done.result for done in repair((), newer)}
+
+    assert results[new_tree.name] == "rebuilt"
+    assert results[old_tree.name] == ("removed" if superseded else "rebuilt")
+    assert {done.result for done in repair((), newer)} == {"sound"}
+
+
+def locations(built: Built) -> list[Path]:
+    return list((built.root / "materialized_models").iterdir())
+
+
+def test_a_dry_run_looks_and_changes_nothing(built: Built) -> None:
+    """It says what would be rebuilt."""
+    rot(built.tree / SHARD)
+    before = built.objects()
+    assert [done.result for done in repair((), built.options(), dry_run=True)] == ["rebuilt"]
+    assert built.objects() == before
+    assert not verify(built.tree).ok
+
+
+def test_a_model_of_no_registry_is_taken_out(built: Built) -> None:
+    """What cannot be built again is removed with its location, so that no server finds it."""
+    record = built.tree / RECORD_NAME
+    location = built.location
+    record.write_text(record.read_text().replace(f'"model": "{VDN}"', '"model": "acme/gone"'))
+
+    [done] = repair((), built.options())
+
+    assert (done.result, done.path) == ("removed", None)
+    assert not location.is_symlink()
