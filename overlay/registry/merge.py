@@ -166,7 +166,7 @@ class _Layer:
             "recipe": (_described(below.recipe), _described(entry.recipe)),
         }
         if below.overlay == entry.overlay:  # else it is plain that what was known of the old overlay is gone
-            pairs["fingerprint"] = (below.overlay_fingerprint, entry.overlay_fingerprint)
+            pairs["fingerprint"] = (_short(below.overlay_fingerprint), _short(entry.overlay_fingerprint))
             pairs["materializer_version"] = (below.materializer_version, entry.materializer_version)
         return tuple(
             f"{name} {new} replaces {old or 'none'} ({place})" for name, (old, new) in pairs.items() if old != new
@@ -184,6 +184,10 @@ def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
 
     options = recipe.options
     return Recipe("lora", {"base": bound(options["base"]), "adapters": [bound(place) for place in options["adapters"]]})
+
+
+def _short(fingerprint: str | None) -> str | None:
+    return fingerprint[:16] if fingerprint else None
 
 
 def _listed(needs: tuple[Need, ...]) -> str:

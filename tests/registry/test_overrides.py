@@ -116,7 +116,7 @@ def test_fingerprint_alone_is_named(tmp_path: Path) -> None:
     """What is said of the same overlay moves the location, so its change is named too."""
     text = registry_text(f"  {VDN}:\n    overlay: {{fingerprint: {'f' * 64}, materializer_version: v2}}\n")
     notes = load_text(tmp_path, text).replaced[VDN]
-    assert notes[0].startswith(f"fingerprint {'f' * 64} replaces 41b00cec")
+    assert notes[0].startswith(f"fingerprint {'f' * 16} replaces 41b00cecdf03a395 (")
     assert notes[1].startswith("materializer_version v2 replaces v1")
 
 
