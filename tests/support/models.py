@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from overlay.demo.checkpoint import HubFolder
 
-__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "readable_by_all", "options", "vdn_registry", "write_registry"]
+__all__ = ["STAGE", "STAGE_B", "VDN", "copy_root", "options", "readable_by_all", "vdn_registry", "write_registry"]
 
 VDN = "OpenVDN/vdn-minimax-h3"
 STAGE, STAGE_B = "stage-dmd-step-250", "stage-b-step-2000"
