@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from support.checkpoints import copy_hub
 from support.models import VDN, options
 
 from overlay.demo.revisions import bump_readme
@@ -51,10 +52,12 @@ def test_only_what_does_not_verify_is_built_again(built: Built, path: str) -> No
     assert len(changed) == (1 if path == SHARD else 0)
 
 
-def test_a_damaged_object_is_repaired_in_every_generation(built: Built) -> None:
+def test_a_damaged_object_is_repaired_in_every_generation(
+    built: Built, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Generations share objects, so all are looked at: the current one is rebuilt, one that nothing points to goes."""
     old_tree = built.tree
-    newer = options(bump_readme(built.hub), built.root)
+    newer = options(bump_readme(copy_hub(tmp_path_factory)), built.root)
     new_tree = materialize(VDN, newer).path
     assert new_tree is not None
     assert new_tree != old_tree
