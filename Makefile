@@ -31,6 +31,8 @@ help:
 
 demo: .venv/.installed
 	$(BIN)/overlay demo
+	@echo
+	@echo 'To use the program in this shell: export PATH="$(CURDIR)/$(BIN):$$PATH"'
 
 test: .venv/.installed-dev .venv-no-torch/.installed
 	$(MAKE) check
