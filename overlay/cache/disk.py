@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.cache.layout import LAYOUT_VERSION
 from overlay.errors import CannotWrite, OverlayError
+from overlay.formats import os_errors
 from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -35,18 +36,6 @@ __all__ = [
     "writing",
 ]
 
-_MEANING = {
-    errno.ENOSPC: ("no-room", "free some room there"),
-    errno.EDQUOT: ("quota-exceeded", "raise the quota or free some room"),
-    errno.EROFS: ("read-only", "make it writable"),
-    errno.EACCES: ("not-permitted", "run as a user who may write there"),
-    errno.EPERM: ("not-permitted", "run as a user who may write there"),
-    errno.EXDEV: ("other-filesystem", "use --link copy, because all of it must lie on one filesystem"),
-    errno.ENOSYS: ("operation-missing", "use a local disk, because this filesystem lacks the operation"),
-    errno.EOPNOTSUPP: ("operation-missing", "use a local disk, because this filesystem lacks the operation"),
-    errno.EMLINK: ("too-many-links", "use --link copy, because this filesystem allows a file no more links"),
-}
-_ROOM = ("no-room", "quota-exceeded")
 # Of a layout version at most: Python refuses to read a number of thousands of them.
 _DIGITS = 9
 # Filesystems without fsync (many FUSE mounts) answer one of these: there is nothing more to do then.
@@ -55,21 +44,18 @@ _NO_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 def cannot_write(error: OSError, root: CacheRoot, operation: str, **data: Any) -> CannotWrite:
     """``error`` as one that names the root, the operation, and what to do."""
-    code, hint = _MEANING.get(error.errno or 0, ("write-failed", "look at that disk"))
-    collect = " (overlay cache gc)" if code in _ROOM and root.decided_by != "--out" else ""
-    reason = error.strerror or str(error)
+    detail = ""
     if error.errno == errno.ENOSPC:
         data["free"] = free_room(root.path)
-        reason += f" ({format_bytes(data['free'])} free)"
-    return CannotWrite(
-        f"{root.path}: {operation}: {reason}",
-        code=code,
-        hint=f"{hint}{collect}, or {_another(root)}",
-        root=str(root.path),
+        detail = f" ({format_bytes(data['free'])} free)"
+    return os_errors.cannot_write(
+        error,
+        str(root.path),
+        operation,
+        first="" if root.decided_by == "--out" else "overlay cache gc",
+        elsewhere=_another(root),
+        detail=detail,
         decided_by=root.decided_by,
-        operation=operation,
-        errno=errno.errorcode.get(error.errno or 0, "unknown"),
-        path=os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None,
         **data,
     )
 
@@ -137,7 +123,7 @@ def has_layout(root: CacheRoot) -> bool:
             f"{root.version}: layout version {text[:20]!r}, this program knows versions to {LAYOUT_VERSION}",
             code="layout-unknown",
             hint="upgrade model-overlay, or choose another root with --cache-root or OVERLAY_CACHE_ROOT",
-            root=str(root.path),
+            where=str(root.version),
         )
     return True
 

@@ -107,7 +107,7 @@ def input_changed(source: Path, before: int, after: int) -> BrokenInput:
         f"{source}: changed while it was copied ({before} bytes at first, {after} in the end)",
         code="input-changed",
         hint="let whatever writes it finish, then try again",
-        path=str(source),
+        where=str(source),
     )
 
 

@@ -21,7 +21,8 @@ from overlay.cache.disk import (
 from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
 from overlay.cache.links import LinkMode, LinkResult, input_changed, link_file, ways
 from overlay.cache.staging import staging
-from overlay.errors import CannotWrite, NotHere, TryAgain
+from overlay.errors import CannotWrite, TryAgain
+from overlay.formats.local import explain_os_error
 from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Cache:
                 code="no-room",
                 hint="free some room there (overlay cache gc), or choose another root with --cache-root or "
                 f"OVERLAY_CACHE_ROOT (this root comes from {self.root.decided_by})",
-                root=str(self.root.path),
+                where=str(self.root.path),
                 decided_by=self.root.decided_by,
                 needed=needed,
                 free=free,
@@ -143,7 +144,8 @@ class Cache:
         Raises:
             NotHere: The source is gone.
             BrokenInput: The source changed meanwhile.
-            CannotWrite: The source cannot be read, or none of the allowed ways works here.
+            Refused: The source may not be read.
+            CannotWrite: None of the allowed ways works here.
         """
         source = source.resolve()
         size = _readable_size(source)
@@ -182,7 +184,8 @@ class Cache:
             try:
                 how = link_file(source, dest, allowed)
             except FileNotFoundError as error:
-                raise TryAgain(f"{source}: the object was removed meanwhile", code="object-gone") from error
+                message = f"{source}: the object was removed meanwhile"
+                raise TryAgain(message, code="object-gone", where=str(source)) from error
             return LinkResult(how, dest.stat().st_size, dest)
 
     def drop_object(self, digest: str) -> None:
@@ -249,12 +252,5 @@ def _readable_size(source: Path) -> int:
     try:
         with source.open("rb") as file:
             return os.fstat(file.fileno()).st_size
-    except FileNotFoundError as error:
-        raise NotHere(f"{source}: is gone", code="input-gone", path=str(source)) from error
     except OSError as error:
-        raise CannotWrite(
-            f"{source}: cannot be read: {error.strerror}",
-            code="input-unreadable",
-            hint="make it readable for this user",
-            path=str(source),
-        ) from error
+        raise explain_os_error(source, error) from error

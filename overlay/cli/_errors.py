@@ -18,7 +18,8 @@ import click
 
 import overlay
 from overlay.cli._output import SCHEMA_VERSION, say, style
-from overlay.errors import CannotWrite, NotHere, OverlayError, TryAgain
+from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, TryAgain
+from overlay.formats.os_errors import errno_name, meaning_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,18 +32,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 TERMINATED = 143
 
-_CANNOT_WRITE = {
-    errno.ENOSPC: ("no-room", "free some room there, or use another disk"),
-    errno.EDQUOT: ("quota-exceeded", "free some of the quota, or use another disk"),
-    errno.EFBIG: ("file-too-large", "use a filesystem without that limit"),
-    errno.EROFS: ("read-only", "use a place that can be written"),
-    errno.EACCES: ("not-permitted", "check the owner and mode of that path"),
-    errno.EPERM: ("not-permitted", "check the owner and mode of that path"),
-    errno.ENOSYS: ("operation-missing", "see what this root can do: overlay doctor"),
-    errno.EOPNOTSUPP: ("operation-missing", "see what this root can do: overlay doctor"),
-    errno.EXDEV: ("operation-missing", "see what this root can do: overlay doctor"),
-    errno.EIO: ("disk-error", "look for disk errors in the kernel log: dmesg"),
-}
+_OF_THE_PATH = {errno.ENAMETOOLONG, errno.ELOOP}
 _TRANSIENT = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EAGAIN, errno.EBUSY, errno.ESTALE}
 
 
@@ -142,15 +132,16 @@ def _os_error(error: OSError) -> ErrorReport | None:
     """A system error that no part of the program expected but that is no bug."""
     place = f"{error.filename}: " if error.filename is not None else ""
     message = f"{place}{error.strerror or error}"
-    data = {"errno": errno.errorcode.get(error.errno or 0), "path": _text(error.filename)}
-    if error.errno in _CANNOT_WRITE:
-        code, hint = _CANNOT_WRITE[error.errno]
-        return ErrorReport(code, message, hint, CannotWrite.exit_status, data)
+    data = {"errno": errno_name(error), "where": _text(error.filename)}
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         hint = "it may have been removed while this ran; run the same command again"
-        return ErrorReport("file-vanished", message, hint, NotHere.exit_status, data)
+        return ErrorReport("no-such-file", message, hint, NotHere.exit_status, data)
     if isinstance(error, ConnectionError | TimeoutError) or error.errno in _TRANSIENT:
         return ErrorReport("transient", message, "run the same command again", TryAgain.exit_status, data)
+    if meaning := meaning_of(error):
+        code, hint = meaning
+        kind = BrokenInput if error.errno in _OF_THE_PATH else CannotWrite
+        return ErrorReport(code, message, hint, kind.exit_status, data)
     return None
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.formats.local import explain_os_error
 from overlay.formats.overlay_repo import is_metadata
 
 if TYPE_CHECKING:
@@ -58,9 +59,7 @@ def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]]) -> str:
 
 def _walk(root: Path) -> Iterator[tuple[str, Path]]:
     def refuse(error: OSError) -> None:
-        raise BrokenInput(
-            f"{error.filename}: cannot be listed: {error.strerror}", code="unreadable-folder", path=str(error.filename)
-        ) from error
+        raise explain_os_error(Path(error.filename), error) from error
 
     for folder, _, names in os.walk(root, onerror=refuse):
         for name in names:
@@ -72,7 +71,7 @@ def _utf8(path: str) -> bytes:
     try:
         return path.encode()
     except UnicodeEncodeError as error:
-        raise BrokenInput(f"the file name {path!r} is not UTF-8", code="file-name-not-utf8", path=repr(path)) from error
+        raise BrokenInput(f"the file name {path!r} is not UTF-8", code="unsafe-path", where=repr(path)) from error
 
 
 def _sha256(content: bytes | Path) -> bytes:
@@ -83,7 +82,7 @@ def _sha256(content: bytes | Path) -> bytes:
             f"{content}: expected a file, found a dangling link or a special file",
             code="not-a-file",
             hint="download the overlay again, or remove the link",
-            path=str(content),
+            where=str(content),
         )
     with content.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").digest()

@@ -113,7 +113,7 @@ def _identity(found: os.stat_result) -> _Identity:
 def _changed(real: str) -> OverlayError:
     return TryAgain(
         f"{real}: changed while it was read",
-        code="file-changed",
+        code="input-changed",
         hint="wait until whatever writes it is done, then run the same command again",
         where=real,
     )

@@ -197,7 +197,7 @@ def _no_weights(here: list[str], where: str, deeper: list[str]) -> BrokenInput |
     if pickles:
         return BrokenInput(
             f"{where}: only pickled weights ({some(pickles, _SHOWN)}), expected {_WEIGHTS}",
-            code="pickled-weights",
+            code="pickle",
             hint="pickle files can run code when they are read; convert them to safetensors first",
             where=where,
             files=pickles,

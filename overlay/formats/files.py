@@ -81,7 +81,7 @@ def safe_path(path: str, where: str) -> str:
         code="unsafe-path",
         hint="do not use this file; its paths would reach other files of this machine",
         where=where,
-        path=path,
+        found=path,
     )
 
 
@@ -103,7 +103,7 @@ class Folder:
         self.name = str(self.root)
         if not self.root.is_dir():
             raise NotHere(
-                f"{self.name}: no such folder", code="missing-folder", hint=f"ls {self.root.parent}", where=self.name
+                f"{self.name}: no such folder", code="no-such-folder", hint=f"ls {self.root.parent}", where=self.name
             )
         self._paths: tuple[str, ...] | None = None
         self._headers: dict[str, Header] = {}
@@ -128,7 +128,7 @@ class Folder:
             if found.st_size > MAX_SMALL_FILE:
                 raise BrokenInput(
                     f"{self.where(path)}: {found.st_size} bytes, expected at most {MAX_SMALL_FILE} for a small file",
-                    code="file-too-large",
+                    code="too-large",
                     hint="check that this is the right file",
                     where=self.where(path),
                     size=found.st_size,

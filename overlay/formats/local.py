@@ -7,7 +7,8 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from overlay.errors import BrokenInput, NotHere, OverlayError, Refused
+from overlay.errors import BrokenInput, OverlayError
+from overlay.formats.os_errors import cannot_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +38,7 @@ def open_file(path: Path) -> Iterator[tuple[int, os.stat_result]]:
     """A regular file opened for reading: its descriptor and the stat of that very descriptor.
 
     Raises:
-        OverlayError: As ``file_stat``.
+        OverlayError: As ``file_stat``; also in place of a system error that reading from the descriptor gives inside.
     """
     file_stat(path)  # first, because opening a pipe would wait for its writer
     try:
@@ -48,6 +49,10 @@ def open_file(path: Path) -> Iterator[tuple[int, os.stat_result]]:
         found = os.fstat(descriptor)
         _require_regular(path, found)
         yield descriptor, found
+    except OSError as error:
+        if isinstance(error, OverlayError) or error.filename is not None:  # of another file that the body deals with
+            raise
+        raise explain_os_error(path, error) from error
     finally:
         os.close(descriptor)
 
@@ -73,10 +78,10 @@ def _require_regular(path: Path, found: os.stat_result) -> None:
         )
 
 
-def explain_os_error(path: Path, error: OSError) -> OverlayError:
-    """The error of this program for one that the system gave when ``path`` was to be read."""
+def explain_os_error(path: Path, error: OSError, *, at: int | None = None) -> OverlayError:
+    """The error of this program for one that the system gave when ``path`` was to be read, at byte ``at``."""
     where = str(path)
-    if path.is_symlink() and not isinstance(error, PermissionError):
+    if isinstance(error, FileNotFoundError | NotADirectoryError) and path.is_symlink():
         target = str(path.readlink())
         return BrokenInput(
             f"{where}: link to {target}, which is not there",
@@ -85,23 +90,5 @@ def explain_os_error(path: Path, error: OSError) -> OverlayError:
             where=where,
             target=target,
         )
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return NotHere(
-            f"{where}: no such file",
-            code="missing-file",
-            hint=f"ls {path.parent}",
-            where=where,
-        )
-    if isinstance(error, PermissionError):
-        return Refused(
-            f"{where}: no permission to read it",
-            code="unreadable-file",
-            hint=f"ls -l {path.parent}",
-            where=where,
-        )
-    return BrokenInput(
-        f"{where}: cannot be read: {error.strerror}",
-        code="unreadable-file",
-        hint="check the disk or the mount, then try again",
-        where=where,
-    )
+    look = f"{'ls -l' if isinstance(error, PermissionError) else 'ls'} {path.parent}"
+    return cannot_read(error, where, look=look, at=at)

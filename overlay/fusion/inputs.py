@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from overlay.errors import BrokenInput
 from overlay.formats.local import open_file
+from overlay.formats.os_errors import cannot_read
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,12 +59,7 @@ class OpenInputs:
             try:
                 count = os.preadv(descriptor, [buffer[done:]], offset + done)
             except OSError as error:
-                raise BrokenInput(
-                    f"{place_of(source)}: cannot be read at byte {offset + done}: {error.strerror}",
-                    code="unreadable-input",
-                    hint="the disk or network share reports a fault; see dmesg, then fetch the file again",
-                    where=place_of(source),
-                ) from error
+                raise cannot_read(error, place_of(source), at=offset + done) from error
             if not count:
                 raise _changed(source, os.fstat(descriptor).st_size)
             done += count

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import os
 from typing import TYPE_CHECKING, Self
 
-from overlay.errors import CannotWrite
+from overlay.formats.os_errors import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,19 +18,7 @@ __all__ = ["PartialFile"]
 
 _LIBC = ctypes.CDLL(None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of fcntl.h: begin, and do not wait
-
-_CAUSES = {
-    errno.ENOSPC: ("no-room", "free some room there, or build elsewhere (prewarm: --cache-root, fuse: --out)"),
-    errno.EDQUOT: ("quota-exceeded", "raise the quota, or build elsewhere (prewarm: --cache-root, fuse: --out)"),
-    errno.EFBIG: ("file-too-large", "this filesystem or limit (ulimit -f) allows no file of this size; use another"),
-    errno.EROFS: ("read-only", "it is mounted read-only; build elsewhere (prewarm: --cache-root, fuse: --out)"),
-    errno.EACCES: ("no-permission", "choose a folder that this user may write to, or change its mode"),
-    errno.EPERM: ("no-permission", "choose a folder that this user may write to, or change its mode"),
-    errno.EEXIST: ("exists", "it is never overwritten; choose another place or remove it"),
-    errno.ENOENT: ("no-such-folder", "make the folder first"),
-    errno.ENOSYS: ("missing-operation", "this filesystem cannot do that; use a local one (overlay doctor tells)"),
-    errno.EOPNOTSUPP: ("missing-operation", "this filesystem cannot do that; use a local one (overlay doctor tells)"),
-}
+_ELSEWHERE = "build elsewhere (prewarm: --cache-root, fuse: --out)"
 
 
 class PartialFile:
@@ -94,12 +81,4 @@ class PartialFile:
         try:
             yield
         except OSError as error:
-            code, hint = _CAUSES.get(error.errno or 0, ("cannot-write", "see dmesg for what the device reports"))
-            raise CannotWrite(
-                f"{self._path}: cannot {operation}: {error.strerror}",
-                code=code,
-                hint=hint,
-                path=str(self._path),
-                operation=operation,
-                errno=error.errno,
-            ) from error
+            raise cannot_write(error, str(self._path), operation, elsewhere=_ELSEWHERE) from error

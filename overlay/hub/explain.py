@@ -7,6 +7,7 @@ some of its network errors quote request headers.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -16,18 +17,18 @@ from urllib.parse import urlsplit
 import httpx2
 from huggingface_hub import constants, errors, get_token
 
-from overlay.errors import CannotWrite, InvalidUsage, NotHere, OverlayError, Refused, TryAgain
+from overlay.errors import InvalidUsage, NotHere, OverlayError, Refused, TryAgain
+from overlay.formats.os_errors import cannot_write, meaning_of
 from overlay.hub.hub_cache import endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from overlay.errors import CannotWrite
 
 __all__ = ["explained"]
 
 _AGAIN = "run the same command again; files that are complete are kept"
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_NO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 @contextmanager
@@ -51,7 +52,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         explanation = next((found for cause in _causes(error) if (found := _explain(cause, at, repo, revision))), None)
         if explanation is None:
             raise
-        explanation.data |= {"repo": repo, "revision": revision, "path": path, "endpoint": endpoint()}
+        explanation.data |= {"where": at, "repo": repo, "revision": revision, "endpoint": endpoint()}
         raise explanation from error
 
 
@@ -87,7 +88,7 @@ def _explain(  # noqa: C901, PLR0911, PLR0912  # one line a kind
         case errors.OfflineModeIsEnabled():
             return NotHere(f"{at}: not cached, and HF_HUB_OFFLINE is set", code="offline", hint="unset HF_HUB_OFFLINE")
         case errors.HFValidationError():
-            return InvalidUsage(f"{at}: {repo!r} is no repo id", code="bad-repo-id", hint="write it as ORG/NAME")
+            return InvalidUsage(f"{at}: {repo!r} is no repo id", code="invalid-repo-id", hint="write it as ORG/NAME")
         case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
             return InvalidUsage(
                 f"{at}: HF_ENDPOINT={endpoint()} is no address", code="bad-endpoint", hint="write it as https://HOST"
@@ -110,7 +111,7 @@ def _explain(  # noqa: C901, PLR0911, PLR0912  # one line a kind
         case OSError():
             return _system(error, at)
         case _ if "No space left on device" in str(error):  # what the Rust side of the client has left of it
-            return _system(OSError(errno.ENOSPC, ""), at)
+            return _system(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), at)
         case _:
             return None
 
@@ -142,7 +143,7 @@ def _status(error: errors.HfHubHTTPError, at: str, repo: str, revision: str) -> 
             return Refused(message, code="vanished-commit", hint=hint, **facts)
         case errors.EntryNotFoundError():
             hint = f"see what is there: {endpoint()}/{repo}/tree/{revision}"
-            return Refused(f"{at}: no such file at this commit (404)", code="file-not-found", hint=hint, **facts)
+            return Refused(f"{at}: no such file at this commit (404)", code="no-such-file", hint=hint, **facts)
         case errors.RepositoryNotFoundError():
             message = (
                 f"{at}: {source} has no such repo, or none that {'the token' if has_token else 'everybody'} may see"
@@ -186,17 +187,14 @@ def _no_connection(error: BaseException, at: str) -> TryAgain:
 
 def _system(error: OSError, at: str) -> CannotWrite | None:
     """A write into the Hub's cache that failed."""
+    if meaning_of(error) is None or error.errno == errno.ENOENT:
+        return None
     cache = constants.HF_HUB_CACHE
-    place = str(error.filename or cache)
-    facts = {"cache": cache, "errno": errno.errorcode.get(error.errno or 0)}
-    if error.errno in _NO_ROOM:
-        hint = "free some room there, or move the Hub's cache: HF_HOME=/where/there/is/room"
-        return CannotWrite(f"{at}: no room left in the Hub's cache {cache}", code="hub-cache-full", hint=hint, **facts)
-    if error.errno in _NO_WRITE:
-        hint = "check who owns it, or move the Hub's cache: HF_HOME=/where/you/may/write"
-        message = f"{at}: {place} may not be written ({error.strerror}); the Hub's cache is {cache}"
-        return CannotWrite(message, code="hub-cache-not-writable", hint=hint, **facts)
-    return None
+    if error.errno == errno.EEXIST:  # of a folder that was to be made, so what exists there is none
+        error = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename)
+    place = f"{error.filename} of " if error.filename and str(error.filename) != cache else ""
+    elsewhere = "move the Hub's cache: HF_HOME=/where/it/can/be/written"
+    return cannot_write(error, at, f"write into {place}the Hub's cache {cache}", elsewhere=elsewhere, cache=cache)
 
 
 def _source() -> str:

@@ -74,7 +74,7 @@ class FolderRepo(Folder):
         if missing:
             raise NotHere(
                 f"{self.name}: {len(missing)} files are missing: {', '.join(missing)}",
-                code="missing-files",
+                code="no-such-file",
                 hint="copy them there, or leave --hub away to download them",
                 where=self.name,
                 missing=missing,
@@ -104,7 +104,7 @@ def open_in_hub_folder(hub: Path, pin: Pin, memo: DigestMemo, only: Sequence[str
             code="several-revisions",
             hint="pin the repo in the registry, or name the revision to take: ln -s REVISION main",
             repo=pin.repo,
-            folder=str(folder),
+            where=str(folder),
             revisions=names,
         )
     expected = pin.revision or "a revision"
@@ -113,7 +113,7 @@ def open_in_hub_folder(hub: Path, pin: Pin, memo: DigestMemo, only: Sequence[str
         code="revision-not-here",
         hint=f"put the files of the repo into {folder / (pin.revision or 'main')}",
         repo=pin.repo,
-        folder=str(folder),
+        where=str(folder),
         revision=pin.revision,
         revisions=names,
     )

@@ -138,7 +138,7 @@ class HubRepo:
         if size > MAX_SMALL_FILE:
             raise BrokenInput(
                 f"{self.where(path)}: {size} bytes, expected at most {MAX_SMALL_FILE} for a small file",
-                code="file-too-large",
+                code="too-large",
                 hint="check that this is the right file",
                 where=self.where(path),
                 size=size,

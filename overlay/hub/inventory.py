@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from overlay.errors import InvalidUsage
 from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.hub.folder import FolderRepo, open_in_hub_folder
 from overlay.hub.hub_repo import HubRepo
-from overlay.registry import LOCAL
+from overlay.registry import LOCAL, repo_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from overlay.registry import Pin, Resolution
 
 __all__ = ["Inventory", "open_repo", "take_inventory"]
-
-_REPO_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +38,12 @@ class Inventory:
     overlay: Repo | None
     needs: Mapping[str, Repo]
     notes: tuple[str, ...] = ()
+
+    @property
+    def repos(self) -> Mapping[str, Repo]:
+        """All of them, by repo id."""
+        overlay = [self.overlay] if self.overlay is not None else []
+        return {repo.repo: repo for repo in (self.source, *overlay, *self.needs.values())}
 
 
 def open_repo(
@@ -68,10 +71,8 @@ def open_repo(
     """
     if pin.revision == LOCAL:
         return FolderRepo(Path(pin.repo), repo=pin.repo, revision=LOCAL, memo=memo)
-    if not _REPO_ID.fullmatch(pin.repo) or ".." in pin.repo or "--" in pin.repo:
-        raise InvalidUsage(
-            f"{pin.repo!r} is no repo id", code="bad-repo-id", hint="write it as ORG/NAME", repo=pin.repo
-        )
+    if problem := repo_id_problem(pin.repo):
+        raise InvalidUsage(problem, code="invalid-repo-id", hint="write it as ORG/NAME", repo=pin.repo)
     if pin.revision is None and not allow_floating:
         raise InvalidUsage(
             f"{pin.repo}: not pinned to a commit ({pin.floating}), so what is built today may differ tomorrow",

@@ -57,4 +57,5 @@ def no_such_file(name: str, path: str, paths: Sequence[str]) -> NotHere:
 
     similar = difflib.get_close_matches(path, paths, n=3, cutoff=0.8)
     hint = f"did you mean {' or '.join(similar)}?" if similar else "check the path and the revision"
-    return NotHere(f"{name}: has no file {path}", code="no-such-file", hint=hint, repo=name, path=path, similar=similar)
+    where = f"{name}/{path}"
+    return NotHere(f"{name}: has no file {path}", code="no-such-file", hint=hint, where=where, similar=similar)

@@ -48,7 +48,7 @@ def carry_folder(book: InputBook, folder: str, out_folder: str) -> list[OutputFi
     if not paths:
         raise BrokenInput(
             f"{book.files.name}: no file under {prefix}",
-            code="missing-folder",
+            code="component-missing",
             hint="the repo lacks a component that the recipe carries over; check its revision",
             folder=folder,
         )

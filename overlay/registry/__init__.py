@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.registry.entries import LOCAL, Entry, Need, Pin, Recipe, Registry, Resolution, ServerSpec
+from overlay.registry.entries import LOCAL, Entry, Need, Pin, Recipe, Registry, Resolution, ServerSpec, repo_id_problem
 from overlay.registry.load import load_registry
 from overlay.registry.resolve import resolve
 
@@ -16,5 +16,6 @@ __all__ = [
     "Resolution",
     "ServerSpec",
     "load_registry",
+    "repo_id_problem",
     "resolve",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["LOCAL", "Entry", "Need", "Pin", "Recipe", "Registry", "Resolution", "ServerSpec"]
+__all__ = ["LOCAL", "Entry", "Need", "Pin", "Recipe", "Registry", "Resolution", "ServerSpec", "repo_id_problem"]
 
 LOCAL = "local"
 """The revision of a folder, which has no commit."""
+
+_REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MAX_REPO_ID = 96
+
+
+def repo_id_problem(repo: str) -> str | None:
+    """What keeps ``repo`` from being a repo id (``org/name``), as a message; None where it is one."""
+    if not _REPO_ID.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith((".git", ".", "-")):
+        return f"{repo!r} is no repo id; expected org/name"
+    if len(repo) > _MAX_REPO_ID:
+        return f"{repo!r} has {len(repo)} characters; a repo id has at most {_MAX_REPO_ID}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

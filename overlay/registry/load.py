@@ -100,7 +100,7 @@ def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
         content = path.read_bytes()
     except OSError as error:
         raise InvalidRegistry(
-            f"{name}: cannot be read: {error.strerror}", code="registry-unreadable", path=str(path)
+            f"{name}: cannot be read: {error.strerror}", code="registry-unreadable", where=str(path)
         ) from error
     document = parse(content, name)
     return document, checked(document)

@@ -42,7 +42,7 @@ def resolve(model: str, registry: Registry) -> Resolution:
         raise _unknown(model, registry)
     folder = Path(os.path.abspath(model))  # noqa: PTH100 - resolve() would replace the user's name for a link
     if not folder.is_dir():
-        raise InvalidUsage(f"{folder}: is a file; expected a model or a folder", code="not-a-folder", path=str(folder))
+        raise InvalidUsage(f"{folder}: is a file; expected a model or a folder", code="not-a-folder", where=str(folder))
     key = _key_of(folder, registry.entries)
     if key is not None:
         return _local_source(registry, registry.entries[key], folder)
@@ -53,7 +53,7 @@ def resolve(model: str, registry: Registry) -> Resolution:
         code="unknown-folder",
         hint="the folder of a source is called like its model (.../vdn-minimax-h3 for OpenVDN/vdn-minimax-h3), that of "
         f"an overlay holds {MANIFEST_PATH}; known models: {_names(registry)}",
-        path=str(folder),
+        where=str(folder),
     )
 
 
@@ -76,7 +76,7 @@ def _key_of(folder: Path, entries: Mapping[str, Entry]) -> str | None:
             f"{folder}: may be the source of {' or '.join(found)}",
             code="ambiguous-folder",
             hint="rename the folder, or give the model's name",
-            path=str(folder),
+            where=str(folder),
             models=found,
         )
     return found[0] if found else None
@@ -144,7 +144,7 @@ def _source_model_id(folder: Path, found: str | None) -> str:
             f"{folder / MANIFEST_PATH}: source_model_id is {found!r}; expected the repo id (org/name) of the source",
             code="no-source-model-id",
             hint="an overlay that is given as a folder must name its source",
-            path=str(folder / MANIFEST_PATH),
+            where=str(folder / MANIFEST_PATH),
         ) from error
 
 

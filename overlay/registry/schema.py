@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
+from overlay.registry.entries import repo_id_problem
 
 __all__ = [
     "EntryFields",
@@ -31,8 +32,6 @@ __all__ = [
     "check_repo",
 ]
 
-_REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_MAX_REPO_ID = 96
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HEX = re.compile(r"[0-9a-fA-F]{4,64}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -49,10 +48,8 @@ def check_repo(repo: str) -> str:
     Raises:
         PydanticCustomError: It is none; a ValueError, as validators raise.
     """
-    if not _REPO_ID.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith((".git", ".", "-")):
-        raise _wrong("invalid-repo-id", f"{repo!r} is no repo id; expected org/name")
-    if len(repo) > _MAX_REPO_ID:
-        raise _wrong("invalid-repo-id", f"{repo!r} has {len(repo)} characters; a repo id has at most {_MAX_REPO_ID}")
+    if problem := repo_id_problem(repo):
+        raise _wrong("invalid-repo-id", problem)
     return repo
 
 

@@ -39,7 +39,7 @@ def fail(code: int, name: str) -> Callable[..., Any]:
         (errno.ENOSYS, "operation-missing", "a local disk"),
         (errno.EOPNOTSUPP, "operation-missing", "a local disk"),
         (errno.EMLINK, "too-many-links", "--link copy"),
-        (errno.EIO, "write-failed", "look at that disk"),
+        (errno.EIO, "disk-error", "dmesg"),
     ],
 )
 def test_h24_each_refusal_has_its_advice(tmp_path: Path, number: int, code: str, advice: str) -> None:
@@ -112,7 +112,7 @@ def test_h22_room_is_asked_for_before_the_start(tmp_path: Path) -> None:
         cache.require_room(10**18)
 
     data = caught.value.data
-    assert (data["needed"], data["root"], data["decided_by"]) == (10**18, str(root), "OVERLAY_CACHE_ROOT")
+    assert (data["needed"], data["where"], data["decided_by"]) == (10**18, str(root), "OVERLAY_CACHE_ROOT")
     assert 0 < data["free"] < 10**18
     assert caught.value.code == "no-room"
     assert not root.exists()
@@ -145,7 +145,7 @@ def test_h22_no_room_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     code, data, left, earlier_work = in_child(work)
 
     assert code == "no-room"
-    assert data["root"] == str(root)
+    assert data["where"] == str(root)
     assert data["free"] >= 0
     assert left == []
     assert earlier_work

@@ -187,10 +187,10 @@ def test_a_vanished_input_is_named(cache: Cache, source: Path) -> None:
 
 def test_an_input_that_cannot_be_read_is_named(cache: Cache, source: Path) -> None:
     """A source that is no file is said to be unreadable, not the root to be broken."""
-    with pytest.raises(CannotWrite, match=f"{source.parent}: cannot be read") as caught:
+    with pytest.raises(BrokenInput, match=f"{source.parent}: cannot be read") as caught:
         cache.link_object(source.parent, DIGEST, "auto", shared_store=True)
 
-    assert caught.value.code == "input-unreadable"
+    assert caught.value.code == "unreadable"
 
 
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
@@ -239,7 +239,7 @@ def test_a_source_that_changes_is_refused(
     with pytest.raises(BrokenInput, match="changed while it was copied") as caught:
         cache.link_object(source, DIGEST, "copy", shared_store=False)
 
-    assert caught.value.data["path"] == str(source)
+    assert caught.value.data["where"] == str(source)
     assert not cache.object_path(DIGEST).exists()
     assert list(cache.root.staging.iterdir()) == []
 

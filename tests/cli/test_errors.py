@@ -70,7 +70,7 @@ OTHERS = [
     (os_error(errno.EROFS), 4, "read-only"),
     (os_error(errno.EACCES), 4, "not-permitted"),
     (os_error(errno.ENOSYS), 4, "operation-missing"),
-    (os_error(errno.ENOENT), 3, "file-vanished"),
+    (os_error(errno.ENOENT), 3, "no-such-file"),
     (os_error(errno.ETIMEDOUT), 5, "transient"),
     (os_error(errno.ECONNRESET), 5, "transient"),
     (os_error(errno.EBADF), 70, "bug"),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.consumers import sglang, sglang_fingerprint
-from overlay.errors import BrokenInput
+from overlay.errors import BrokenInput, NotHere
 
 pytestmark = pytest.mark.no_torch
 
@@ -152,7 +152,7 @@ def test_special_file_is_not_read(tmp_path: Path) -> None:
 
 def test_missing_folder_is_an_error(tmp_path: Path) -> None:
     """A folder that cannot be listed has no fingerprint, least of all that of an empty one."""
-    with pytest.raises(BrokenInput, match="cannot be listed"):
+    with pytest.raises(NotHere, match="nowhere: no such file"):
         sglang.overlay_fingerprint(tmp_path / "nowhere")
 
 

@@ -261,7 +261,7 @@ def test_pickled_weights_are_refused_by_name(tmp_path: Path) -> None:
     """The formats that can run code are told apart from no weights at all."""
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
 
-    assert "only pickled weights (pytorch_model.bin)" in str(_refused(tmp_path, "pickled-weights"))
+    assert "only pickled weights (pytorch_model.bin)" in str(_refused(tmp_path, "pickle"))
 
 
 @pytest.mark.parametrize(("present", "text"), [([], "found no file at all"), (["config.json"], "found config.json")])

@@ -98,7 +98,7 @@ def test_h26_refusals_are_told_apart(  # a table
         (401, {}, Refused, "token-needed"),
         (403, {}, Refused, "forbidden"),
         (403, {"code": "GatedRepo"}, Refused, "gated"),
-        (404, {"code": "EntryNotFound"}, Refused, "file-not-found"),
+        (404, {"code": "EntryNotFound"}, Refused, "no-such-file"),
         (404, {"code": "RevisionNotFound"}, Refused, "vanished-commit"),
         (404, {}, Refused, "hub-refused"),
         (451, {}, Refused, "hub-refused"),
@@ -245,7 +245,7 @@ def test_a_full_disk_says_which_variable_moves_the_cache(world: World, monkeypat
 
     error = failure(world, ONE)
 
-    assert (type(error), error.code, error.exit_status) == (CannotWrite, "hub-cache-full", 4)
+    assert (type(error), error.code, error.exit_status) == (CannotWrite, "no-room", 4)
     assert str(world.cache) in error.message
     assert "HF_HOME" in (error.hint or "")
     assert not list(world.cache.rglob("*.incomplete"))
@@ -286,8 +286,8 @@ def test_a_cache_that_may_not_be_written_is_named(world: World, tmp_path: Path) 
 
     said = said_by_another_process(tmp_path, {"HF_ENDPOINT": world.server.url, "HF_HUB_CACHE": str(world.cache)})
 
-    assert said.startswith("hub-cache-not-writable org/base@aaaaaaaaaaaa/README.md: ")
-    assert f"the Hub's cache is {world.cache}" in said
+    assert said.startswith("not-permitted org/base@aaaaaaaaaaaa/README.md: ")
+    assert f"the Hub's cache {world.cache}" in said
     assert "HF_HOME" in said
 
 

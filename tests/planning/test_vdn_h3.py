@@ -150,7 +150,7 @@ def test_a_missing_component_of_a_need_is_named(plan_of: Planner, tiny: HubFolde
     """The repo and the folder."""
     shutil.rmtree(tiny.needs_folder / "processor")
     error = refused(plan_of, tiny, tmp_path)
-    assert (error.code, error.data["folder"]) == ("missing-folder", "processor")
+    assert (error.code, error.data["folder"]) == ("component-missing", "processor")
     assert "MiniMax-H3" in error.message
 
 

@@ -64,7 +64,7 @@ def find_adapter(files: Files, path: str) -> Found:
     if not inside:
         raise NotHere(
             f"{files.where(plain)}: no such adapter, neither a folder nor a file",
-            code="adapter-missing",
+            code="no-such-adapter",
             hint=f"there is {some(sorted(files.paths()), 8) or 'no file at all'}",
             where=files.where(plain),
         )
@@ -224,7 +224,7 @@ def _no_description(files: Files, folder: str, inside: list[str], beside: list[s
 def _pickle(where: str) -> BrokenInput:
     return BrokenInput(
         f"{where}: is a pickle, which can run code when it is read; only safetensors files are read",
-        code="adapter-pickle",
+        code="pickle",
         hint="convert it where you trust it (safetensors.torch.save_file), and take it out of the adapter's folder",
         where=where,
     )

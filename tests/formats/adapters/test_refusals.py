@@ -488,7 +488,7 @@ def test_pickles_are_refused(tmp_path: Path, suffix: str, where: str) -> None:
 
     for path in ("", name):
         error = refusal(tmp_path, path=path)
-        assert error.code == "adapter-pickle"
+        assert error.code == "pickle"
         assert name in error.message
 
 
