@@ -318,7 +318,7 @@ def test_h22_no_room_is_refused_before_the_first_write(
     error = caught.value
     assert error.code == "no-room"
     assert (error.data["needed"], error.data["free"]) == (needed, needed - 1)
-    assert error.data["root"] == str(tmp_path / "root")
+    assert error.data["where"] == str(tmp_path / "root")
     assert str(tmp_path / "root") in error.message
     assert "this root comes from OVERLAY_CACHE_ROOT" in str(error.hint)
     assert not list((tmp_path / "root/.overlay").glob("objects/*"))
