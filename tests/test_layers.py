@@ -82,3 +82,15 @@ def test_heavy_packages_are_imported_late(path: Path) -> None:
             names.add((node.module or "").split(".")[0])
 
     assert set() == names & {"torch", "huggingface_hub", "diffusers", "transformers", "numpy"} - at_top
+
+
+def test_torch_is_imported_in_one_place() -> None:
+    """Whoever imports torch first sees its warning that NumPy is missing, so all take it from where that is silenced."""
+    importing = {
+        identifier(path)
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "torch" for alias in node.names)
+    }
+
+    assert importing == {"fusion/quiet_torch.py"}

@@ -154,10 +154,10 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
 
 def _hush_hub_client(common: Common) -> None:
     """The client logs every request that it makes again; what becomes of it is said here."""
-    if common.output.verbose or os.environ.get("HF_HUB_VERBOSITY"):
+    if os.environ.get("HF_HUB_VERBOSITY"):
         return
     for module in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
-        logging.getLogger(module).setLevel(logging.ERROR)
+        logging.getLogger(module).setLevel(logging.NOTSET if common.output.verbose else logging.ERROR)
 
 
 def _planned(work: overlay.Work, common: Common) -> PlannedModel:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import torch
+from overlay.fusion.quiet_torch import torch
 
 __all__ = ["fused_product"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import torch
-
 from overlay.fusion.ordered import ordered_product
 from overlay.fusion.ordered_cuda import fused_product
+from overlay.fusion.quiet_torch import torch
 
 if TYPE_CHECKING:
     from overlay.fusion.library import Library
