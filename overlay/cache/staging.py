@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import make_folder, share_with_group, writing
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["is_abandoned", "staging"]
+__all__ = ["is_abandoned", "owned_folder", "staging"]
 
 # Seconds. A process of another host or container cannot be seen: where nobody wrote for so long, it is taken for gone.
 _SILENCE = 24 * 3600.0
@@ -33,14 +33,22 @@ _SILENCE = 24 * 3600.0
 @contextmanager
 def staging(root: CacheRoot) -> Iterator[Path]:
     """An empty folder under the root, removed at the end whatever happens, short of a kill."""
-    folder = root.staging / f"{process_name()}-{secrets.token_hex(6)}"
-    descriptor = -1
-    try:
+    with ExitStack() as stack:
         with writing(root, "mkdir a staging folder"):
             make_folder(root.staging, root, durable=False)
-            folder.mkdir()
+            folder = stack.enter_context(owned_folder(root.staging))
             share_with_group(folder, root)
-            descriptor = os.open(folder, os.O_RDONLY)
+        yield folder
+
+
+@contextmanager
+def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
+    """A new folder whose name, after ``prefix``, says which process it belongs to; removed at the end."""
+    folder = parent / f"{prefix}{process_name()}-{secrets.token_hex(6)}"
+    descriptor = -1
+    try:
+        folder.mkdir()
+        descriptor = os.open(folder, os.O_RDONLY)
         try_flock(descriptor)  # where there is no flock, the name alone tells
         yield folder
     finally:
@@ -49,7 +57,7 @@ def staging(root: CacheRoot) -> Iterator[Path]:
             os.close(descriptor)
 
 
-def is_abandoned(folder: Path) -> bool:
+def is_abandoned(folder: Path, prefix: str = "") -> bool:
     """Whether the owner of a staging folder is certainly gone.
 
     Both witnesses must say so: flock is a no-op on some filesystems, and a lock that is held is a sign of life even
@@ -57,7 +65,7 @@ def is_abandoned(folder: Path) -> bool:
     """
     if _is_locked(folder):
         return False
-    alive = is_alive(folder.name)
+    alive = is_alive(folder.name.removeprefix(prefix))
     return _silent_for(folder) > _SILENCE if alive is None else not alive
 
 

@@ -207,12 +207,12 @@ def _provenance(tree: Path) -> tuple[tuple[str, ...], str | None]:
     from overlay.materialization.record import read_record
 
     try:
-        record = read_record(tree) or {}
+        record = read_record(tree)
     except BrokenInput:
-        record = {}
-    pins = record.get("pins") or {}
-    repos = [pins.get("source"), pins.get("overlay"), *pins.get("needs", ())]
-    return tuple(f"{repo['repo']}@{repo['revision']}" for repo in repos if repo), record.get("rule")
+        record = None
+    if record is None:
+        return (), None
+    return tuple(f"{repo.repo}@{repo.revision}" for repo in record.repos), record.rule
 
 
 def _details_text(found: CacheDetails) -> Iterator[str]:

@@ -17,7 +17,7 @@ from overlay.formats.layout import canonical_layout
 from overlay.fusion.inputs import OpenInputs
 from overlay.fusion.output import PartialFile
 from overlay.fusion.pieces import CopiedTensor
-from overlay.planning.outputs import Fused, Range
+from overlay.planning.outputs import Fused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from overlay.formats.layout import Layout, TensorInfo
     from overlay.fusion.engine import Engine
-    from overlay.planning.outputs import Input, OutputTensor, Piece, SafetensorsFile
+    from overlay.planning.outputs import Input, OutputTensor, SafetensorsFile
 
 __all__ = ["BuiltFile", "BuiltTensor", "build_safetensors", "default_jobs"]
 
@@ -171,7 +171,7 @@ def build_safetensors(
             BuiltTensor(info.name, info.dtype, info.shape, f"xxh3_128:{blocks[info.name].hexdigest()}")
             for info in layout.tensors
         ),
-        bytes_read=sum(_bytes_read(piece) for tensor in spec.tensors for piece in tensor.pieces),
+        bytes_read=sum(piece.bytes_read for tensor in spec.tensors for piece in tensor.pieces),
         bytes_written=layout.file_size - len(layout.header),
         kernels=dict(sorted(kernels.items())),
     )
@@ -241,9 +241,3 @@ def _plan_memory(jobs: int, memory: int, unit_bytes: int) -> tuple[int, int]:
     workers = max(1, min(jobs, memory // (_WORKER_SCRATCH + unit_bytes)))
     spare = (memory - workers * (_WORKER_SCRATCH + unit_bytes)) // max(1, unit_bytes)
     return workers, workers + max(0, min(_UNITS_AHEAD, spare))
-
-
-def _bytes_read(piece: Piece) -> int:
-    if isinstance(piece, Fused):
-        return piece.nbytes + sum(term.a.nbytes + term.b.nbytes for term in piece.terms)
-    return piece.nbytes if isinstance(piece, Range) else 0

@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from overlay.cache import LinkMode, cannot_write, free_room
 from overlay.cache.disk import fsync
-from overlay.cache.layout import CacheRoot
-from overlay.cache.links import link_file, ways
-from overlay.errors import CannotWrite, InvalidUsage, NotHere, OverlayError
+from overlay.cache.links import ways
+from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo, file_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
-from overlay.formats.header import read_header
-from overlay.formats.wording import format_bytes
-from overlay.materialization.record import RECORD_NAME, identity_of, record_bytes, versions
+from overlay.formats.local import file_stat
+from overlay.materialization.build import Builder, start_engine
+from overlay.materialization.inputs import input_changed
+from overlay.materialization.out_folder import new_folder, require_new
+from overlay.materialization.record import RECORD_NAME, record_bytes
 from overlay.materialization.request import existing_folder, silent
-from overlay.materialization.survey import Counters, read_bytes_of
+from overlay.materialization.sealing import identity_of, run_report
+from overlay.materialization.sinks import FolderSink
+from overlay.materialization.survey import Counters, Work, built_step, carried_step, counters_of
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
-from overlay.planning.outputs import CarriedFile, Input, SafetensorsFile
+from overlay.planning.outputs import CarriedFile, SafetensorsFile
 from overlay.planning.plan import InputBook, Plan, finish
 from overlay.planning.recipes import check_rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
+    from overlay.cache import LinkMode
     from overlay.formats.checkpoint import Checkpoint
+    from overlay.materialization.build import Made
     from overlay.materialization.request import Phase
+    from overlay.planning.outputs import Input
     from overlay.planning.plan import AdapterUse
 
 __all__ = ["Fusion", "fuse"]
@@ -83,68 +87,113 @@ def fuse(
     Args:
         base: Folder with one safetensors file, or shards with their index.
         adapters: Folders or safetensors files.
-        out: The new folder; must not exist. Missing folders above it are made.
+        out: The new folder; must not exist, nor lie in ``base``. Missing folders above it are made.
         link: How shards without a target come over; ``auto`` reflinks where it can and else copies.
         dry_run: Plan and check everything, write nothing.
 
     Raises:
-        InvalidUsage: ``out`` exists, no adapter is given, or there is no such rule.
+        InvalidUsage: ``out`` exists or lies in ``base``, no adapter is given, or there is no such rule.
         NotHere: The base or an adapter is not there.
-        BrokenInput: An input is not what it must be.
+        BrokenInput: An input is not what it must be, or was changed while this ran.
         CannotWrite: No room, no permission, or a filesystem that cannot.
     """
     started = time.monotonic()
-    out, adapters = Path(out), [Path(adapter) for adapter in adapters]
-    if os.path.lexists(out):
-        raise InvalidUsage(
-            f"{out}: exists; a fuse never writes into what is there",
-            code="out-exists",
-            hint="name a folder that does not exist yet, or move this one away",
-            path=str(out),
-        )
+    out, base = Path(out).absolute(), Path(base)
+    require_new(out, base)
     if not adapters:
         raise InvalidUsage("no adapter was given", code="no-adapter", hint="name one or more with --adapter")
     check_rule(rule)
-    base = existing_folder(base).absolute()
-    memo = DigestMemo(None)
-    book = InputBook(Folder(base), f"base:{base.resolve().name}", "local", lambda _path: "")
-    checkpoint = read_checkpoint(book.files)
-    books = [_adapter_book(number, path, memo) for number, path in enumerate(adapters, 1)]
-    sources = read_adapters([(b, path, None) for b, path in books], base_tensors(checkpoint))
-    before = refuse_fused_twice(Folder(base.resolve().parent), base.resolve().name, sources)
-    along, left_out = _others(book, checkpoint)
-    outputs = [*fuse_checkpoint(book, checkpoint, sources, ""), *(CarriedFile(p, book(p)) for p in along)]
-    plan = Plan(base.resolve().name, rule, out.name, finish(outputs, str(base)), adapter_uses(sources), before)
-    roots = {
-        f"base:{base.resolve().name}": base,
-        **{b.repo: _root(path) for (b, _), path in zip(books, adapters, strict=True)},
-    }
-
-    def path_of(source: Input) -> Path:
-        return roots[source.repo] / source.path
-
-    job = _Job(plan, out.absolute(), path_of, rule, jobs, memory, ways(link, shared_store=False), phase)
-    room = sum(job.size(output) for output in plan.outputs)
-    if dry_run:
-        return Fusion(out.absolute(), plan.adapters, left_out, job.counters({}), room, time.monotonic() - started)
-    with _new_folder(job.out, room) as staged:
-        counters = job.run(staged, device, started)
-    return Fusion(job.out, plan.adapters, left_out, counters, room, time.monotonic() - started)
+    sources = _Sources(existing_folder(base).absolute(), [Path(adapter) for adapter in adapters])
+    plan, left_out = _plan(sources, rule, out.name)
+    work = _work(plan, sources, link)
+    if not dry_run:
+        with new_folder(out, work.room) as staged, sources.base_digests(plan) as digests:
+            sink = FolderSink(staged, sources.locate, digests, ways(link, shared_store=False))
+            engine = start_engine(work.steps, device)
+            made = Builder(sources.locate, sink, engine, rule, jobs, memory).run(work.steps, "fuse", phase)
+            work = _as_linked(work, made)
+            found = {(sources.base.repo, path): digest.result() for path, digest in digests.items()}
+            sources.require_unchanged(plan)
+            record = {
+                **identity_of(plan, None, {"name": "fuse"}, found),
+                "outputs": [made.files[output.path].to_json() for output in plan.outputs],
+                "run": run_report(work, made, engine, time.monotonic() - started),
+            }
+            (staged / RECORD_NAME).write_bytes(record_bytes(record))
+            fsync(staged / RECORD_NAME)
+    return Fusion(out, plan.adapters, left_out, work.counters, work.room, time.monotonic() - started)
 
 
-def _root(adapter: Path) -> Path:
-    return adapter.absolute() if adapter.is_dir() else adapter.absolute().parent
+class _Sources:
+    """The base and the adapters, as they were when the fuse began.
 
+    Attributes:
+        base: Its digests are taken during the build, while its bytes are in the page cache; the plan needs none.
+        adapters: Book of each adapter's folder, and the path in it.
+    """
 
-def _adapter_book(number: int, path: Path, memo: DigestMemo) -> tuple[InputBook, str]:
-    if not path.exists():
-        raise NotHere(
-            f"{path}: no such adapter", code="no-such-adapter", hint="name a folder or a file", path=str(path)
+    def __init__(self, base: Path, adapters: Sequence[Path]) -> None:
+        memo = DigestMemo(None)
+        self.folder = base
+        self.base = InputBook(Folder(base), f"base:{base.resolve().name}", "local", lambda _path: "")
+        self._roots = {self.base.repo: base}
+        self.adapters = [self._adapter(number, path, memo) for number, path in enumerate(adapters, 1)]
+        self._seen: dict[Path, tuple[int, int, int]] = {}
+        for book in (self.base, *(book for book, _ in self.adapters)):
+            self._seen.update(_looks(self._roots[book.repo], book.files.paths()))
+
+    def _adapter(self, number: int, path: Path, memo: DigestMemo) -> tuple[InputBook, str]:
+        if not path.exists():
+            raise NotHere(
+                f"{path}: no such adapter", code="no-such-adapter", hint="name a folder or a file", path=str(path)
+            )
+        root, inside = (path.absolute(), "") if path.is_dir() else (path.absolute().parent, path.name)
+        files = Folder(root) if path.is_dir() else _Beside(root)
+        book = InputBook(
+            files, f"adapter{number}:{path.resolve().name}", "local", lambda name: memo.sha256(root / name)
         )
-    root = _root(path)
-    files, name = (Folder(root), "") if path.is_dir() else (_Beside(root), path.name)
-    label = f"adapter{number}:{path.resolve().name}"
-    return InputBook(files, label, "local", lambda inside: memo.sha256(root / inside)), name
+        self._roots[book.repo] = root
+        return book, inside
+
+    def locate(self, source: Input) -> Path:
+        """Where an input lies."""
+        return self._roots[source.repo] / source.path
+
+    @contextmanager
+    def base_digests(self, plan: Plan) -> Iterator[Mapping[str, Future[str]]]:
+        """Digests of the base's files that take part, by path, being taken on a thread of its own."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="overlay-xxh3")
+        try:
+            yield {
+                source.path: pool.submit(file_digest, self.locate(source), "xxh3_128")
+                for source in plan.inputs()
+                if source.repo == self.base.repo
+            }
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def require_unchanged(self, plan: Plan) -> None:
+        """Refuse to seal what was made while somebody wrote into an input.
+
+        Raises:
+            BrokenInput: Inode, size or time of one are others than at first.
+        """
+        for source in plan.inputs():
+            path = self.locate(source)
+            if _looks(path.parent, [path.name]).get(path) != self._seen.get(path):
+                raise input_changed(str(path), "another file, size or time than at first", source.path)
+
+
+def _looks(folder: Path, names: Sequence[str]) -> dict[Path, tuple[int, int, int]]:
+    """Inode, size and mtime of files. A hardlink changes the ctime, so that tells nothing here."""
+    found = {}
+    for name in names:
+        try:
+            status = file_stat(folder / name)
+        except (OSError, ValueError):  # whoever needs it, says so
+            continue
+        found[folder / name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return found
 
 
 class _Beside(Folder):
@@ -156,153 +205,37 @@ class _Beside(Folder):
             return sorted(entry.name for entry in entries if not entry.is_dir())
 
 
+def _plan(sources: _Sources, rule: str, name: str) -> tuple[Plan, tuple[str, ...]]:
+    """The plan, and what of the base stays behind."""
+    base, real = sources.base, sources.folder.resolve()
+    checkpoint = read_checkpoint(base.files)
+    adapters = read_adapters([(book, path, None) for book, path in sources.adapters], base_tensors(checkpoint))
+    before = refuse_fused_twice(Folder(real.parent), real.name, adapters)
+    along, left_out = _others(base, checkpoint)
+    outputs = [*fuse_checkpoint(base, checkpoint, adapters, ""), *(CarriedFile(path, base(path)) for path in along)]
+    made = finish(outputs, str(sources.folder))
+    return Plan(real.name, rule, name, made, adapter_uses(adapters), before), left_out
+
+
 def _others(book: InputBook, checkpoint: Checkpoint) -> tuple[list[str], tuple[str, ...]]:
     rest = [path for path in book.files.paths() if path not in checkpoint.shards and path != RECORD_NAME]
     along = [path for path in rest if "/" not in path and _TAKEN_ALONG.fullmatch(path)]
     return along, tuple(path for path in rest if path not in along)
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    plan: Plan
-    out: Path
-    path_of: Callable[[Input], Path]
-    rule: str
-    jobs: int | None
-    memory: int
-    allowed: tuple[Any, ...]
-    phase: Phase
-
-    def size(self, output: Any) -> int:
-        if isinstance(output, CarriedFile):
-            return output.input.size
-        return sum(piece.nbytes for tensor in output.tensors for piece in tensor.pieces)
-
-    def run(self, staged: Path, device: str, started: float) -> Counters:
-        from overlay.fusion.build import build_safetensors, default_jobs
-        from overlay.fusion.engine import Engine
-
-        engine = Engine.start(device)
-        jobs = self.jobs or default_jobs(engine)
-        entries: list[dict[str, Any]] = []
-        links: dict[str, str] = {}
-        kernels: dict[str, int] = {}
-        bases = {i.path: i for i in self.plan.inputs() if not i.digest}
-        total = sum(self.size(output) for output in self.plan.outputs)
-        # The base's digests are taken beside the build, while its bytes are in the page cache.
-        with ExitStack() as stack:
-            hashing = ThreadPoolExecutor(1)
-            stack.callback(hashing.shutdown, cancel_futures=True)
-            update = stack.enter_context(self.phase("fuse", total))
-            digests = {
-                path: hashing.submit(file_digest, self.path_of(source), "xxh3_128") for path, source in bases.items()
-            }
-            for output in self.plan.outputs:
-                target = staged / output.path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if isinstance(output, SafetensorsFile):
-                    built = build_safetensors(
-                        output,
-                        target,
-                        open_input=self.path_of,
-                        engine=engine,
-                        rule=self.rule,
-                        jobs=jobs,
-                        memory=self.memory,
-                        progress=update,
-                    )
-                    kernels.update({name: kernels.get(name, 0) + count for name, count in built.kernels.items()})
-                    entries.append(
-                        {
-                            "path": output.path,
-                            "digest": built.digest,
-                            "size": built.size,
-                            "tensors": [asdict(t) for t in built.tensors],
-                        }
-                    )
-                elif isinstance(output, CarriedFile):
-                    links[output.path] = link_file(self.path_of(output.input).resolve(), target, self.allowed)
-                    fsync(target)
-                    entries.append(
-                        {"path": output.path, "digest": digests[output.input.path].result(), "size": output.input.size}
-                    )
-                    update(output.input.size)
-            found = {(source.repo, path): digests[path].result() for path, source in bases.items()}
-        identity = identity_of(self.plan, None, {"name": "fuse"}, found)
-        counters = self.counters(links)
-        run = {
-            "counters": asdict(counters),
-            "seconds": round(time.monotonic() - started, 3),
-            "kernels": kernels,
-            "engine": engine.describe(),
-            "links": links,
-            "versions": versions(),
-            "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        }
-        (staged / RECORD_NAME).write_bytes(record_bytes({**identity, "outputs": entries, "run": run}))
-        fsync(staged / RECORD_NAME)
-        return counters
-
-    def counters(self, links: Mapping[str, str]) -> Counters:
-        read = written = linked = 0
-        for output in self.plan.outputs:
-            if isinstance(output, SafetensorsFile):
-                read += read_bytes_of(output)
-                written += self.size(output)
-            elif isinstance(output, CarriedFile) and output.path.endswith(".safetensors"):
-                source = self.path_of(output.input)
-                payload = output.input.size - read_header(source).data_start
-                if links.get(output.path, self.allowed[-1]) == "copy":
-                    read, written = read + payload, written + payload
-                else:
-                    linked += payload
-        return Counters(read=read, written=written, linked=linked)
+def _work(plan: Plan, sources: _Sources, link: LinkMode) -> Work:
+    """What is to be done. Whether a file can be linked shows when it is: until then it counts as copied."""
+    how = ways(link, shared_store=False)[-1]
+    steps = tuple(
+        built_step(output) if isinstance(output, SafetensorsFile) else carried_step(output, sources.base.files, how)
+        for output in plan.outputs
+        if isinstance(output, SafetensorsFile | CarriedFile)
+    )
+    return Work(plan, steps, (), counters_of(steps), sum(step.size for step in steps))
 
 
-@contextmanager
-def _new_folder(out: Path, room: int) -> Iterator[Path]:
-    """A hidden folder beside ``out`` that becomes ``out`` by one rename at the end, or is removed."""
-    if (free := free_room(out.parent)) < room:
-        raise CannotWrite(
-            f"{out.parent}: {format_bytes(room)} needed, {format_bytes(free)} free",
-            code="no-room",
-            hint="free some room there, or name an --out on another disk",
-            needed=room,
-            free=free,
-        )
-    staged = out.parent / f".{out.name}.overlay-{secrets.token_hex(8)}"
-    try:
-        with _parents_of(out):
-            try:
-                staged.mkdir()
-                yield staged
-                fsync(staged)
-                _rename_new(staged, out)
-                fsync(out.parent)
-            finally:
-                shutil.rmtree(staged, ignore_errors=True)
-    except OSError as error:
-        if isinstance(error, OverlayError):
-            raise
-        raise cannot_write(error, CacheRoot(out.parent, "--out"), f"write {out.name}") from error
-
-
-@contextmanager
-def _parents_of(out: Path) -> Iterator[None]:
-    """The folders above ``out``; those that had to be made are removed again when it fails."""
-    made = [folder for folder in out.parents if not os.path.lexists(folder)]
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException:
-        for folder in made:
-            with suppress(OSError):  # not made yet, or somebody else put something there
-                folder.rmdir()
-        raise
-
-
-def _rename_new(staged: Path, out: Path) -> None:
-    # rename(2) would replace an empty folder that somebody made meanwhile; that is the one thing that it may replace.
-    if os.path.lexists(out) and not out.is_dir():
-        raise InvalidUsage(f"{out}: somebody made it meanwhile", code="out-exists", path=str(out))
-    staged.rename(out)
+def _as_linked(work: Work, made: Made) -> Work:
+    """The work as it was done."""
+    hows = made.links
+    steps = tuple(replace(step, how=hows.get(step.output.path, step.how)) for step in work.steps)
+    return replace(work, steps=steps, counters=counters_of(steps))

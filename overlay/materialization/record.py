@@ -7,139 +7,124 @@ named by. ``run`` holds what this one run did: kernels, versions, counters, seco
 from __future__ import annotations
 
 import json
-import platform
-from contextlib import suppress
-from dataclasses import asdict
-from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.errors import BrokenInput, NotHere, OverlayError
 from overlay.fingerprint import action_key, parse_digest
-from overlay.formats.files import Folder
+from overlay.formats.files import safe_path
+from overlay.formats.local import open_file, read_span
 from overlay.formats.materialized import RECORD_NAME
-from overlay.formats.strict_json import parse_json
-from overlay.registry import LOCAL
+from overlay.formats.strict_json import parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from overlay.planning.outputs import Input
-    from overlay.planning.plan import AdapterUse, Plan
-    from overlay.registry import Pin, Resolution
+    from overlay.formats.header import Header
 
 __all__ = [
     "RECORD_NAME",
     "SCHEMA_VERSION",
-    "identity_of",
-    "is_intact",
-    "pins_of",
+    "Record",
+    "RecordedFile",
+    "RecordedRepo",
+    "RecordedTensor",
+    "carried_tensors",
     "read_record",
     "record_bytes",
     "tree_name",
-    "versions",
 ]
 
 SCHEMA_VERSION = 1
 
+_LARGEST = 2**30
+"""Bytes of a record at most: one of some 300,000 tensors has 80 MB."""
 
-def pins_of(resolution: Resolution, revisions: Mapping[str, str]) -> dict[str, Any]:
-    """The pins of a resolution; a floating one shows the commit that it stood for.
+
+@dataclass(frozen=True, slots=True)
+class RecordedTensor:
+    """One tensor of a file; ``digest`` is that of its bytes, None for a file that was carried over."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        document: dict[str, Any] = {"name": self.name, "dtype": self.dtype, "shape": list(self.shape)}
+        return document if self.digest is None else {**document, "digest": self.digest}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile:
+    """One output file; ``tensors`` is None for one that is not safetensors."""
+
+    path: str
+    digest: str
+    size: int
+    tensors: tuple[RecordedTensor, ...] | None = None
+
+    @property
+    def algorithm(self) -> Literal["xxh3_128", "sha256"]:
+        """What its digest was taken by."""
+        return "sha256" if self.digest.startswith("sha256:") else "xxh3_128"
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        return {"path": self.path, **self.content_json()}
+
+    def content_json(self) -> dict[str, Any]:
+        """The same without its path: what the cache remembers of an action."""
+        document = {"digest": self.digest, "size": self.size}
+        return document if self.tensors is None else {**document, "tensors": [item.to_json() for item in self.tensors]}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRepo:
+    """One repo that took part."""
+
+    repo: str
+    revision: str
+    components: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record as it was read.
+
+    Attributes:
+        model: Registry key; for a fused folder the name of its base.
+        repos: Source, overlay (where there is one) and needs, in this order; empty for a fused folder, and where the
+            record's pins make no sense.
+        recipe: Name and options.
+        tree: Name of the tree; None for a fused folder, which has no such name.
+        is_intact: Whether it still is the record that its tree was named by.
+    """
+
+    model: str | None
+    rule: str | None
+    repos: tuple[RecordedRepo, ...]
+    recipe: Mapping[str, Any]
+    outputs: tuple[RecordedFile, ...]
+    tree: str | None
+    is_intact: bool
+
+
+def carried_tensors(header: Header) -> tuple[RecordedTensor, ...]:
+    """The tensors of a file that was taken over as it is: nothing read their bytes."""
+    return tuple(RecordedTensor(info.name, info.dtype, info.shape) for info in header.tensors.values())
+
+
+def tree_name(label: str, identity: Mapping[str, Any], outputs: Sequence[Mapping[str, Any]]) -> str:
+    """``<org>__<name>-<16 hex>``: named by everything in the record but the run.
 
     Args:
-        revisions: Commit in use by role (``source``, ``overlay``) and, for needs, by repo id.
+        outputs: As they stand in the record.
     """
-    entry = resolution.entry
-    pins: dict[str, Any] = {"source": {"repo": portable(entry.source), "revision": revisions["source"]}}
-    if entry.overlay is not None:
-        pins["overlay"] = {"repo": portable(entry.overlay), "revision": revisions["overlay"]}
-    pins["needs"] = [
-        {"repo": need.pin.repo, "revision": revisions[need.pin.repo], "components": list(need.components)}
-        for need in entry.needs
-    ]
-    return pins
-
-
-def portable(pin: Pin) -> str:
-    """The repo as a record names it: of a folder only its name, since records say nothing of a host."""
-    return pin.repo.rpartition("/")[2] if pin.revision == LOCAL else pin.repo
-
-
-def identity_of(
-    plan: Plan,
-    pins: Mapping[str, Any] | None,
-    recipe: Mapping[str, Any],
-    digests: Mapping[tuple[str, str], str] | None = None,
-) -> dict[str, Any]:
-    """The part of the record that depends on inputs alone, outputs excepted.
-
-    Args:
-        digests: By repo and path, for inputs whose sha256 the plan did not know.
-    """
-    from overlay.planning.actions import WRITER_VERSION  # a query reads records and makes no plan
-
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "model": plan.model,
-        "pins": pins,
-        "recipe": recipe,
-        "rule": plan.rule,
-        "writer_version": WRITER_VERSION,
-        "adapters": [_adapter(use) for use in plan.adapters],
-        "fused_before": list(plan.fused_before),
-        "inputs": _inputs(plan, digests or {}),
-    }
-
-
-def _adapter(use: AdapterUse) -> dict[str, Any]:
-    document = asdict(use)
-    document["weights"] = {"repo": use.weights.repo, "path": use.weights.path}
-    document["spec"] = {"repo": use.spec.repo, "path": use.spec.path} if use.spec else None
-    return document
-
-
-def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str, Any]]:
-    from overlay.planning.plan import inputs_of  # as above
-
-    def key(item: Input) -> tuple[str, str]:
-        return item.repo, item.path
-
-    roles = {key(read): "config" for read in plan.reads}
-    roles.update({key(item): "base" for output in plan.outputs for item in inputs_of(output)})
-    for use in plan.adapters:
-        roles[key(use.weights)] = "adapter"
-        if use.spec:
-            roles[key(use.spec)] = "spec"
-    return [
-        {"role": roles[key(item)], **asdict(item), "digest": digests.get(key(item), item.digest)}
-        for item in plan.inputs()
-    ]
-
-
-def versions() -> dict[str, str]:
-    """Versions of what takes part in a build, those that are installed."""
-    found = {"python": platform.python_version()}
-    for package in ("model-overlay", "torch", "safetensors", "huggingface_hub", "xxhash"):
-        with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
-def tree_name(label: str, identity: Mapping[str, Any], outputs: list[dict[str, Any]]) -> str:
-    """``<org>__<name>-<16 hex>``: named by everything in the record but the run."""
-    digest = action_key({**identity, "outputs": outputs}).removeprefix("sha256:")
+    digest = action_key({**identity, "outputs": list(outputs)}).removeprefix("sha256:")
     return f"{label.replace('/', '__')}-{digest[:16]}"
-
-
-def is_intact(record: Mapping[str, Any]) -> bool:
-    """Whether a record still is the one that its tree was named by; True for a fused folder, which has no such name."""
-    if "tree" not in record:
-        return True
-    identity = {key: value for key, value in record.items() if key not in ("tree", "location", "outputs", "run")}
-    try:
-        return bool(record["tree"] == tree_name(str(record.get("model")), identity, record["outputs"]))
-    except ValueError:  # NaN, which no record has
-        return False
 
 
 def record_bytes(record: Mapping[str, Any]) -> bytes:
@@ -147,7 +132,7 @@ def record_bytes(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_record(folder: Path) -> Record | None:
     """The record of a materialization; None where there is none.
 
     Raises:
@@ -155,55 +140,90 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """
     path = folder / RECORD_NAME
     try:
-        record = parse_json(Folder(folder).read_bytes(RECORD_NAME), str(path))
+        document = parse_object(_read(path), str(path))
     except NotHere:
         return None
     except OverlayError as error:
         raise BrokenInput(error.message, code="record-unreadable", hint=error.hint, path=str(path)) from error
-    version = record.get("schema_version") if isinstance(record, dict) else None
-    if version != SCHEMA_VERSION or not _well_formed(record):
+    version = document.get("schema_version")
+    try:
+        return _record(document, str(path))
+    except (TypeError, KeyError, AttributeError, BrokenInput) as error:
         raise BrokenInput(
-            f"{path}: not a record of schema {SCHEMA_VERSION} (found {version!r})",
+            f"{path}: not a record of schema {SCHEMA_VERSION} (found {str(version)[:80]!r})",
             code="record-unreadable",
             hint="it was written by another version of this program, or edited",
             path=str(path),
-        )
-    return dict(record)
+        ) from error
 
 
-def _well_formed(record: Mapping[str, Any]) -> bool:
-    outputs = record.get("outputs")
-    return isinstance(outputs, list) and all(
-        isinstance(item, dict)
-        and type(item.get("size")) is int
-        and _is_digest(item.get("digest"))
-        and _is_contained(item.get("path"))
-        and isinstance(item.get("tensors", []), list)
-        and all(map(_is_tensor, item.get("tensors", [])))
-        for item in outputs
+def _read(path: Path) -> bytes:
+    with open_file(path) as (descriptor, found):
+        if found.st_size > _LARGEST:
+            raise BrokenInput(f"{path}: {found.st_size} bytes, expected at most {_LARGEST}", code="file-too-large")
+        return read_span(descriptor, 0, found.st_size)
+
+
+def _record(document: Mapping[str, Any], where: str) -> Record:
+    """Typed; whatever is of another kind than it must be raises TypeError, KeyError or BrokenInput."""
+    if document["schema_version"] != SCHEMA_VERSION:
+        raise TypeError("schema_version")
+    outputs = tuple(_file(item, where) for item in _list(document["outputs"]))
+    model, rule, tree = (_text(document.get(key)) for key in ("model", "rule", "tree"))
+    recipe = document.get("recipe")
+    return Record(
+        model=model,
+        rule=rule,
+        repos=_repos(document.get("pins")),
+        recipe=recipe if isinstance(recipe, dict) else {},
+        outputs=outputs,
+        tree=tree,
+        is_intact=tree is None or tree == _name_of(document),
     )
 
 
-def _is_tensor(item: Any) -> bool:
-    return (
-        isinstance(item, dict)
-        and isinstance(item.get("name"), str)
-        and isinstance(item.get("dtype"), str)
-        and isinstance(item.get("shape"), list)
-        and ("digest" not in item or _is_digest(item["digest"]))
-    )
+def _name_of(document: Mapping[str, Any]) -> str:
+    identity = {key: value for key, value in document.items() if key not in ("tree", "location", "outputs", "run")}
+    return tree_name(str(document.get("model")), identity, document["outputs"])
 
 
-def _is_digest(value: Any) -> bool:
+def _file(item: Any, where: str) -> RecordedFile:
+    if type(item["size"]) is not int:
+        raise TypeError("size")
+    parse_digest(item["digest"])
+    if safe_path(item["path"], where) != item["path"]:
+        raise TypeError("path")
+    tensors = item.get("tensors")
+    if "tensors" in item:
+        tensors = tuple(_tensor(tensor) for tensor in _list(tensors))
+    return RecordedFile(item["path"], item["digest"], item["size"], tensors)
+
+
+def _tensor(item: Any) -> RecordedTensor:
+    if "digest" in item:
+        parse_digest(item["digest"])
+    if not (isinstance(item["name"], str) and isinstance(item["dtype"], str)):
+        raise TypeError("tensor")
+    return RecordedTensor(item["name"], item["dtype"], tuple(_list(item["shape"])), item.get("digest"))
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("list")
+    return value
+
+
+def _text(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise TypeError("text")
+    return value
+
+
+def _repos(pins: Any) -> tuple[RecordedRepo, ...]:
     try:
-        parse_digest(value)
-    except (BrokenInput, TypeError):
-        return False
-    return True
-
-
-def _is_contained(path: Any) -> bool:
-    if not isinstance(path, str):
-        return False
-    parts = path.split("/")
-    return bool(path) and not path.startswith("/") and ".." not in parts and "\0" not in path
+        named = [pins["source"], *([pins["overlay"]] if pins.get("overlay") else []), *_list(pins["needs"])]
+        return tuple(
+            RecordedRepo(str(item["repo"]), str(item["revision"]), tuple(item.get("components", ()))) for item in named
+        )
+    except (TypeError, KeyError, AttributeError):
+        return ()

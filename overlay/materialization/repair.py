@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.listing import find, ls
 from overlay.errors import BrokenInput, InvalidUsage, NotHere, OverlayError
-from overlay.fingerprint import file_digest, parse_digest
+from overlay.fingerprint import file_digest
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, silent
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from overlay.cache import Cache
     from overlay.cache.listing import TreeInfo
+    from overlay.materialization.record import RecordedFile
     from overlay.materialization.request import Phase
 
 __all__ = ["Repaired", "repair"]
@@ -86,17 +87,17 @@ def _drop(cache: Cache, tree: TreeInfo, problems: Sequence[Problem]) -> None:
         record = read_record(path)
     except BrokenInput:
         record = None
-    digests = {item["path"]: item["digest"] for item in record["outputs"]} if record else {}
+    files = {item.path: item for item in record.outputs} if record else {}
     for problem in problems:
-        digest = digests.get(problem.path)
-        if digest is not None and not _is_sound_object(cache.object_path(digest), digest):
-            cache.drop_object(digest)
+        file = files.get(problem.path)
+        if file is not None and not _is_sound_object(cache.object_path(file.digest), file):
+            cache.drop_object(file.digest)
     cache.move_aside(tree.name)
 
 
-def _is_sound_object(path: Path, digest: str) -> bool:
+def _is_sound_object(path: Path, file: RecordedFile) -> bool:
     try:
-        return file_digest(path, parse_digest(digest)[0]) == digest  # type: ignore[arg-type]  # a record has no other
+        return file_digest(path, file.algorithm) == file.digest
     except OverlayError:
         return False
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput
-from overlay.materialization.record import portable, read_record
+from overlay.materialization.record import read_record
+from overlay.materialization.sealing import portable
 from overlay.materialization.verify import quick_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
     from pathlib import Path
 
     from overlay.cache import Cache
+    from overlay.materialization.record import Record
     from overlay.registry import Entry, Resolution
 
 __all__ = ["State", "find_state", "is_settled"]
@@ -115,25 +117,19 @@ def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noq
     return State("present", location, tree)
 
 
-def _difference(record: Mapping[str, Any], entry: Entry, rule: str) -> str:
+def _difference(record: Record, entry: Entry, rule: str) -> str:
     """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit."""
-    if record.get("rule") != rule:
-        return f"built by rule {record.get('rule')}, asked for {rule}"
-    pins, needs = record.get("pins"), []
-    if isinstance(pins, dict) and isinstance(pins.get("needs"), list):
-        needs = pins["needs"]
-    else:
-        pins = {}
-    built = [pins.get("source"), *([pins["overlay"]] if pins.get("overlay") else []), *needs]
-    if len(built) != len(entry.pins):
+    if record.rule != rule:
+        return f"built by rule {record.rule}, asked for {rule}"
+    if len(record.repos) != len(entry.pins):
         return "built from other repos"
-    for was, pin in zip(built, entry.pins, strict=True):
-        if not isinstance(was, dict) or was.get("repo") != portable(pin):
-            return f"built from {was.get('repo') if isinstance(was, dict) else was}, pinned is {pin.repo}"
-        if pin.revision is not None and was.get("revision") != pin.revision:
-            return f"built from {pin.repo}@{str(was.get('revision'))[:12]}, pinned is {pin.revision[:12]}"
+    for was, pin in zip(record.repos, entry.pins, strict=True):
+        if was.repo != portable(pin):
+            return f"built from {was.repo}, pinned is {pin.repo}"
+        if pin.revision not in (None, was.revision):
+            return f"built from {pin.repo}@{was.revision[:12]}, pinned is {pin.revision[:12]}"
     recipe = {"name": entry.recipe.name, **entry.recipe.options}
-    components = [list(need.components) for need in entry.needs]
-    if record.get("recipe") != recipe or [need.get("components") for need in needs] != components:
+    needs = record.repos[len(record.repos) - len(entry.needs) :]
+    if record.recipe != recipe or [need.components for need in needs] != [need.components for need in entry.needs]:
         return "built by another recipe, or with other components"
     return ""

@@ -12,20 +12,22 @@ from overlay.errors import BrokenInput
 from overlay.fingerprint import bytes_digest, parse_digest
 from overlay.formats.layout import canonical_layout
 from overlay.hub import HubRepo
+from overlay.materialization.record import RecordedFile, RecordedTensor, carried_tensors
 from overlay.planning.actions import action_of
-from overlay.planning.outputs import AliasFile, CarriedFile, Fused, GeneratedFile, Range, SafetensorsFile
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from overlay.cache import Cache, LinkMode
+    from overlay.formats.files import Files
     from overlay.formats.layout import Layout
     from overlay.hub import Repo
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
 
-__all__ = ["Counters", "How", "Step", "Work", "components", "read_bytes_of", "survey"]
+__all__ = ["Counters", "How", "Step", "Work", "built_step", "carried_step", "components", "counters_of", "survey"]
 
 How = Literal["generate", "alias", "present", "build", "reflink", "hardlink", "copy"]
 
@@ -53,7 +55,7 @@ class Step:
 
     Attributes:
         action: Its action key; None for what is made anew each time.
-        entry: What the cache holds for it (``digest``, ``size``, ``tensors``), if it does.
+        entry: What the cache holds for it, if it does.
         payload: Bytes of its tensors; 0 for other files.
         size: Bytes of the file.
     """
@@ -61,9 +63,21 @@ class Step:
     output: OutputFile
     how: How
     action: str | None
-    entry: Mapping[str, Any] | None
+    entry: RecordedFile | None
     payload: int
     size: int
+
+    @property
+    def moves_bytes(self) -> bool:
+        """Whether it takes inputs: neither here already nor made of what the plan holds."""
+        return self.how in ("build", "reflink", "hardlink", "copy")
+
+    @property
+    def bytes_read(self) -> int:
+        """Tensor payload that it reads."""
+        if isinstance(self.output, SafetensorsFile) and self.how == "build":
+            return sum(piece.bytes_read for tensor in self.output.tensors for piece in tensor.pieces)
+        return self.payload if self.how == "copy" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,7 @@ class Work:
     @property
     def is_done(self) -> bool:
         """Whether the cache holds everything."""
-        return all(step.how in ("present", "generate", "alias") for step in self.steps)
+        return not any(step.moves_bytes for step in self.steps)
 
 
 def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) -> Work:
@@ -99,24 +113,49 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) 
     """
     links = _Links(cache, mode, repos.values())
     steps = tuple(_step(output, plan.rule, repos, cache, links) for output in plan.outputs)
-    wanted = [i for step in steps if step.how not in ("present", "generate", "alias") for i in inputs_of(step.output)]
+    wanted = [source for step in steps if step.moves_bytes for source in inputs_of(step.output)]
     distinct = {(i.repo, i.path): i for i in wanted}
     missing = tuple(i for i in distinct.values() if repos[i.repo].local(i.path) is None)
-    counters = Counters(
-        downloaded=sum(_payload(repos[i.repo], i) for i in missing),
-        read=sum(_read_bytes(step) for step in steps),
-        written=sum(step.payload for step in steps if step.how in ("build", "copy")),
-        linked=sum(step.payload for step in steps if step.how in ("reflink", "hardlink")),
-    )
+    counters = counters_of(steps, downloaded=sum(_payload(repos[i.repo], i) for i in missing))
     room = sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
     room += sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
     return Work(plan, steps, missing, counters, room, links.notes())
 
 
+def counters_of(steps: Iterable[Step], downloaded: int = 0) -> Counters:
+    """What making these files moves."""
+    steps = tuple(steps)
+    return Counters(
+        downloaded=downloaded,
+        read=sum(step.bytes_read for step in steps),
+        written=sum(step.payload for step in steps if step.how in ("build", "copy")),
+        linked=sum(step.payload for step in steps if step.how in ("reflink", "hardlink")),
+    )
+
+
+def built_step(output: SafetensorsFile, action: str | None = None, held: Mapping[str, Any] | None = None) -> Step:
+    """The step of a file that is written here.
+
+    Args:
+        held: What a cache remembers of the action; it is believed only if it can be of a file of this layout.
+    """
+    layout = canonical_layout([(t.name, t.dtype, t.shape) for t in output.tensors], output.metadata)
+    entry = _entry_of(output.path, layout, held)
+    payload = layout.file_size - len(layout.header)
+    return Step(output, "present" if entry else "build", action, entry, payload, layout.file_size)
+
+
+def carried_step(
+    output: CarriedFile, files: Files, how: How, action: str | None = None, entry: RecordedFile | None = None
+) -> Step:
+    """The step of a file that is taken over from ``files``."""
+    return Step(output, how, action, entry, _payload(files, output.input), output.input.size)
+
+
 def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache, links: _Links) -> Step:
     match output:
         case GeneratedFile():
-            made = {"digest": bytes_digest(output.data, "sha256"), "size": len(output.data)}
+            made = RecordedFile(output.path, bytes_digest(output.data, "sha256"), len(output.data))
             return Step(output, "generate", None, made, 0, len(output.data))
         case AliasFile():
             return Step(output, "alias", None, None, 0, 0)
@@ -124,65 +163,47 @@ def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache
             return _carried_step(output, rule, repos[output.input.repo], cache, links)
         case SafetensorsFile():
             action = action_of(output, rule)
-            layout = canonical_layout([(t.name, t.dtype, t.shape) for t in output.tensors], output.metadata)
-            entry = _entry_of(layout, cache.find_action(action) if action else None)
-            payload = layout.file_size - len(layout.header)
-            return Step(output, "present" if entry else "build", action, entry, payload, layout.file_size)
+            return built_step(output, action, cache.find_action(action) if action else None)
 
 
-def _entry_of(layout: Layout, entry: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """What the plan needs of an entry, if it can be of a file of this layout: one of another file is not believed."""
-    fields = ("name", "dtype", "shape", "digest")
+def _entry_of(path: str, layout: Layout, entry: Mapping[str, Any] | None) -> RecordedFile | None:
+    if entry is None:
+        return None
+    expected = [(tensor.name, tensor.dtype, tensor.shape) for tensor in layout.tensors]
     try:
-        if entry is None or entry["size"] != layout.file_size:
+        tensors = tuple(
+            RecordedTensor(item["name"], item["dtype"], tuple(item["shape"]), item["digest"])
+            for item in entry["tensors"]
+        )
+        for digest in (entry["digest"], *(tensor.digest for tensor in tensors)):
+            parse_digest(digest)
+        found = [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
+        if entry["size"] != layout.file_size or found != expected:
             return None
-        tensors = [{field: item[field] for field in fields} for item in entry["tensors"]]
-        for item in tensors:
-            parse_digest(item["digest"])
+        return RecordedFile(path, entry["digest"], entry["size"], tensors)
     except (KeyError, TypeError, BrokenInput):
         return None
-    if [[*item.values()][:3] for item in tensors] != [[t.name, t.dtype, list(t.shape)] for t in layout.tensors]:
-        return None
-    return {"digest": entry["digest"], "size": entry["size"], "tensors": tensors}
 
 
 def _carried_step(output: CarriedFile, rule: str, repo: Repo, cache: Cache, links: _Links) -> Step:
     source = output.input
     action = action_of(output, rule)
-    entry: Mapping[str, Any] | None = None
+    digest: str | None = None
     if source.digest.startswith("sha256:"):
-        if cache.has_object(source.digest, source.size):
-            entry = {"digest": source.digest, "size": source.size}
-    elif action:
-        entry = cache.find_action(action)
-    how: How = "present" if entry else links.way_from(repo)
-    return Step(output, how, action, entry, _payload(repo, source), source.size)
+        digest = source.digest if cache.has_object(source.digest, source.size) else None
+    elif action and (held := cache.find_action(action)):
+        digest = held["digest"]
+    entry = None
+    if digest is not None:
+        tensors = carried_tensors(repo.header(source.path)) if source.path.endswith(".safetensors") else None
+        entry = RecordedFile(output.path, digest, source.size, tensors)
+    return carried_step(output, repo, "present" if entry else links.way_from(repo), action, entry)
 
 
-def _payload(repo: Repo, source: Input) -> int:
+def _payload(files: Files, source: Input) -> int:
     if not source.path.endswith(".safetensors"):
         return 0
-    return source.size - repo.header(source.path).data_start
-
-
-def _read_bytes(step: Step) -> int:
-    if step.how == "copy":
-        return step.payload
-    if step.how != "build" or not isinstance(step.output, SafetensorsFile):
-        return 0
-    return read_bytes_of(step.output)
-
-
-def read_bytes_of(output: SafetensorsFile) -> int:
-    """Bytes of input tensors that building one file reads."""
-    total = 0
-    for tensor in output.tensors:
-        for piece in tensor.pieces:
-            if isinstance(piece, Range):
-                total += piece.nbytes
-            elif isinstance(piece, Fused):
-                total += piece.nbytes + sum(term.a.nbytes + term.b.nbytes for term in piece.terms)
-    return total
+    return source.size - files.header(source.path).data_start
 
 
 class _Links:

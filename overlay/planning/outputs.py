@@ -8,6 +8,7 @@ copying ranges, and fusing is the only piece that needs arithmetic.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 __all__ = [
     "AliasFile",
@@ -54,11 +55,17 @@ class Range:
     offset: int
     nbytes: int
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of inputs that making the piece reads."""
+        return self.nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
     """Bytes known when the plan is made."""
 
+    bytes_read: ClassVar[int] = 0
     data: bytes
 
     @property
@@ -71,6 +78,7 @@ class Literal:
 class Zeros:
     """``nbytes`` zero bytes."""
 
+    bytes_read: ClassVar[int] = 0
     nbytes: int
 
 
@@ -117,6 +125,11 @@ class Fused:
     def nbytes(self) -> int:
         """Bytes of the result, those of the weight."""
         return self.weight.nbytes
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of inputs that making the piece reads: the weight and every factor."""
+        return self.weight.nbytes + sum(term.a.nbytes + term.b.nbytes for term in self.terms)
 
 
 Piece = Range | Literal | Zeros | Fused

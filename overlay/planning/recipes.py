@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from overlay.formats.files import Files
     from overlay.formats.manifest import Manifest
-    from overlay.hub import Inventory, Repo
+    from overlay.hub import Inventory
     from overlay.planning.outputs import OutputFile
     from overlay.planning.plan import AdapterUse
     from overlay.registry import Entry
@@ -70,7 +70,7 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
     """
     check_rule(rule)
     entry = inventory.resolution.entry
-    books = {repo.repo: InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in _repos(inventory)}
+    books = {repo.repo: InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in inventory.repos.values()}
     source = books[inventory.source.repo]
     overlay = books[inventory.overlay.repo] if inventory.overlay is not None else None
     manifest = read_manifest(overlay.files) if overlay is not None else None
@@ -132,14 +132,6 @@ def _check_components(overlay: Files, outputs: Sequence[OutputFile]) -> None:
             hint="pin an overlay and a source that belong together, or correct the entry's needs",
             missing=missing,
         )
-
-
-def _repos(inventory: Inventory) -> list[Repo]:
-    return [
-        inventory.source,
-        *([inventory.overlay] if inventory.overlay is not None else []),
-        *inventory.needs.values(),
-    ]
 
 
 def _check_required(inventory: Inventory, manifest: Manifest) -> None:

@@ -14,7 +14,7 @@ from support.models import VDN, options
 from support.published_rule import files_of, published_tree
 
 import overlay.cache.store
-import overlay.materialization.build
+import overlay.materialization.sinks
 from overlay.cache import CacheRoot
 from overlay.cache.collecting import gc
 from overlay.demo.checkpoint import write_hub
@@ -91,7 +91,7 @@ def test_h20_a_kill_at_a_chosen_moment(
             case "first-action":
                 patch.setattr(cache, "put_action", die)
             case "tree":
-                patch.setattr(overlay.materialization.build, "place_tree", die)
+                patch.setattr(overlay.materialization.sinks, "place_tree", die)
             case "publish":
                 patch.setattr(cache, "publish_tree", die)
             case "swing":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.children import as_plain_user, in_child
@@ -13,7 +13,9 @@ from support.published_rule import files_of
 from support.small_models import small_adapter, write_base, write_peft
 
 import overlay.materialization.fuse
-from overlay.errors import CannotWrite, InvalidUsage, NotHere, OverlayError
+import overlay.materialization.out_folder
+import overlay.materialization.sinks
+from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, NotHere
 from overlay.materialization.fuse import fuse
 from overlay.materialization.verify import verify
 
@@ -64,7 +66,7 @@ def test_a_failed_fuse_takes_the_parents_that_it_made_with_it(
         raise NotHere("gone", code="input-gone")
 
     (tmp_path / "there").mkdir()
-    monkeypatch.setattr(overlay.materialization.fuse, "_rename_new", failing)
+    monkeypatch.setattr(overlay.materialization.out_folder, "rename_new", failing)
     with pytest.raises(NotHere, match="gone"):
         fuse(base, [adapter], tmp_path / "there/made/deep/out")
     assert list((tmp_path / "there").iterdir()) == []
@@ -89,7 +91,7 @@ def test_no_room_is_refused_before_the_first_write(
 ) -> None:
     """Needed and free, and where."""
     needed = fuse(base, [adapter], tmp_path / "out", dry_run=True).room
-    monkeypatch.setattr(overlay.materialization.fuse, "free_room", lambda _path: needed - 1)
+    monkeypatch.setattr(overlay.materialization.out_folder, "free_room", lambda _path: needed - 1)
     with pytest.raises(CannotWrite, match="free") as caught:
         fuse(base, [adapter], tmp_path / "out")
     assert (caught.value.code, caught.value.data["needed"]) == ("no-room", needed)
@@ -125,7 +127,8 @@ def test_an_error_half_way_leaves_nothing(
             raise NotHere(f"{path}: is gone", code="input-gone")
         real(path)
 
-    monkeypatch.setattr(overlay.materialization.fuse, "fsync", failing)
+    for module in (overlay.materialization.fuse, overlay.materialization.sinks, overlay.materialization.out_folder):
+        monkeypatch.setattr(module, "fsync", failing)
     with pytest.raises(NotHere, match="is gone"):
         fuse(base, [adapter], tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
@@ -134,28 +137,33 @@ def test_an_error_half_way_leaves_nothing(
 def test_h20_a_kill_leaves_no_out(base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGKILL before the last rename: OUT is not there, and the next run makes it."""
     monkeypatch.setattr(
-        overlay.materialization.fuse, "_rename_new", lambda _s, _o: os.kill(os.getpid(), signal.SIGKILL)
+        overlay.materialization.out_folder, "rename_new", lambda _s, _o: os.kill(os.getpid(), signal.SIGKILL)
     )
     assert in_child(lambda: fuse(base, [adapter], tmp_path / "out")) == signal.SIGKILL
     assert not (tmp_path / "out").exists()
+    [left] = [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     monkeypatch.undo()
+    fuse(base, [adapter], tmp_path / "another")
+    assert left.is_dir()  # of another OUT
     assert verify(fuse(base, [adapter], tmp_path / "out").path).ok
+    assert not left.exists()
 
 
 def test_somebody_makes_out_meanwhile(
     base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What they made stays, and it is said."""
-    real = overlay.materialization.fuse._rename_new
+    real = overlay.materialization.out_folder.rename_new
 
     def late(staged: Path, out: Path) -> None:
         out.mkdir()
         (out / "theirs").write_text("theirs")
         real(staged, out)
 
-    monkeypatch.setattr(overlay.materialization.fuse, "_rename_new", late)
-    with pytest.raises(OverlayError):
+    monkeypatch.setattr(overlay.materialization.out_folder, "rename_new", late)
+    with pytest.raises(InvalidUsage, match="meanwhile") as caught:
         fuse(base, [adapter], tmp_path / "out")
+    assert caught.value.code == "out-exists"
     assert files_of(tmp_path / "out") == {"theirs": b"theirs"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base", "out"]
 
@@ -169,3 +177,50 @@ def test_modes_come_from_the_umask(base: Path, adapter: Path, tmp_path: Path) ->
         os.umask(before)
     assert done.path.stat().st_mode & 0o777 == 0o750
     assert {path.stat().st_mode & 0o777 for path in done.path.iterdir()} == {0o640}
+
+
+def test_a_name_as_long_as_a_name_can_be(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """255 bytes: the hidden folder beside it needs no more."""
+    assert verify(fuse(base, [adapter], tmp_path / ("o" * 255)).path).ok
+
+
+@pytest.mark.parametrize("inside", ["out", "new/out", "../link/out"])
+def test_an_out_inside_the_base_is_refused(base: Path, adapter: Path, tmp_path: Path, inside: str) -> None:
+    """The base stays as it is; also where a link leads into it."""
+    (tmp_path / "link").symlink_to(base)
+    before = files_of(base)
+    with pytest.raises(InvalidUsage, match="lies in") as caught:
+        fuse(base, [adapter], base / inside)
+    assert caught.value.code == "out-inside-base"
+    assert files_of(base) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["base/a.safetensors", "base/c.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"],
+)
+@pytest.mark.parametrize("touch", ["rewritten", "replaced"])
+def test_an_input_that_is_edited_meanwhile_is_noticed(
+    base: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, touch: str
+) -> None:
+    """Same size and sound bytes, but who knows which of them were read: nothing is sealed."""
+    real = overlay.materialization.fuse.start_engine
+    edited = tmp_path / path
+
+    def meanwhile(*args: Any) -> Any:
+        data = edited.read_bytes()
+        if touch == "replaced":
+            status = edited.stat()
+            edited.rename(tmp_path / "old")
+            edited.write_bytes(data)
+            os.utime(edited, ns=(status.st_atime_ns, status.st_mtime_ns))
+        else:
+            edited.write_bytes(data)
+            os.utime(edited, ns=(1, 1))
+        return real(*args)
+
+    monkeypatch.setattr(overlay.materialization.fuse, "start_engine", meanwhile)
+    with pytest.raises(BrokenInput, match=edited.name) as caught:
+        fuse(base, [adapter], tmp_path / "out")
+    assert caught.value.code == "input-changed"
+    assert not (tmp_path / "out").exists()

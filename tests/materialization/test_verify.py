@@ -15,7 +15,14 @@ from support.tensors import tensors_file, u8
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
 from overlay.fingerprint import bytes_digest
 from overlay.formats.header import read_header
-from overlay.materialization.record import RECORD_NAME, read_record
+from overlay.materialization.record import (
+    RECORD_NAME,
+    SCHEMA_VERSION,
+    RecordedFile,
+    RecordedTensor,
+    read_record,
+    record_bytes,
+)
 from overlay.materialization.verify import Problem, tensor_digest, verify
 
 if TYPE_CHECKING:
@@ -30,7 +37,7 @@ BRANCH = "transformer/sglang_vdn_linear_branch.safetensors"
 def outputs(tree: Path) -> dict[str, dict[str, Any]]:
     record = read_record(tree)
     assert record is not None
-    return {item["path"]: item for item in record["outputs"]}
+    return {item.path: item.to_json() for item in record.outputs}
 
 
 def flip(path: Path, offset: int) -> None:
@@ -293,3 +300,19 @@ def test_verifying_needs_neither_torch_nor_a_cache(tmp_path: Path) -> None:
     flip(tmp_path / "model.safetensors", len(data) - 1)
     assert problems(tmp_path) == [("model.safetensors", "content")]
     assert problems(tmp_path, "quick") == []
+
+
+@pytest.mark.slow
+def test_the_record_of_a_base_with_very_many_tensors_is_read(tmp_path: Path) -> None:
+    """300,000 of them: some 80 MB of JSON, more than any small file of a repo may have."""
+    tensors = tuple(
+        RecordedTensor(f"model.layers.{number}.experts.weight", "BF16", (4096, 1536), f"xxh3_128:{number:032x}")
+        for number in range(300_000)
+    )
+    file = RecordedFile("model.safetensors", f"xxh3_128:{1:032x}", 10, tensors)
+    record = record_bytes({"schema_version": SCHEMA_VERSION, "outputs": [file.to_json()]})
+    (tmp_path / RECORD_NAME).write_bytes(record)
+    assert len(record) > 64 * 2**20
+    found = read_record(tmp_path)
+    assert found is not None
+    assert found.outputs == (file,)

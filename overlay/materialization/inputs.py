@@ -1,0 +1,110 @@
+"""The inputs of a run: brought here, and held against what the plan says of them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from overlay.errors import BrokenInput
+from overlay.hub import check_digests
+from overlay.planning.plan import inputs_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from overlay.fingerprint import DigestMemo
+    from overlay.hub import Repo
+    from overlay.materialization.request import Phase
+    from overlay.materialization.survey import Step, Work
+    from overlay.planning.outputs import Input
+
+__all__ = ["Checks", "Inputs", "fetch", "input_changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Where every input of the work lies on this host."""
+
+    paths: Mapping[tuple[str, str], Path]
+
+    def path(self, source: Input) -> Path:
+        """Local path of one input."""
+        return self.paths[source.repo, source.path]
+
+
+def fetch(work: Work, repos: Mapping[str, Repo], phase: Phase) -> Inputs:
+    """Bring what is missing and find the rest."""
+    by_repo: dict[str, set[str]] = {}
+    for step in work.steps:
+        for source in _needed(step):
+            by_repo.setdefault(source.repo, set()).add(source.path)
+    total = sum(source.size for source in work.missing)
+    with phase("download", total) if total else nullcontext(None) as update:
+        paths = {
+            (name, path): local
+            for name, wanted in sorted(by_repo.items())
+            for path, local in repos[name].fetch(sorted(wanted), update).items()
+        }
+    return Inputs(paths)
+
+
+class Checks:
+    """The digests of the plan held against the bytes of the inputs.
+
+    Files of the Hub are read for that on a thread of its own, beside the build. A folder's digests were taken from its
+    bytes, but people edit those in place: they are asked for once more, which costs a look at an unchanged file.
+
+    Args:
+        work: Its inputs are checked in the order in which they are needed.
+        memo: Remembers what was checked before.
+    """
+
+    def __init__(self, work: Work, inputs: Inputs, repos: Mapping[str, Repo], memo: DigestMemo) -> None:
+        self._repos = repos
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlay-sha256")
+        self._results: dict[tuple[str, str], Future[None]] = {}
+        for step in work.steps:
+            for source in _needed(step):
+                repo, key = repos[source.repo], (source.repo, source.path)
+                if repo.shared_store and key not in self._results:
+                    files = {source.path: inputs.path(source)}
+                    self._results[key] = self._thread.submit(check_digests, repo, files, memo)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def wait(self, step: Step) -> None:
+        """Until the inputs of one output, which were read, are proven; before that no object may be made of them.
+
+        Raises:
+            BrokenInput: One is not what the Hub says, or was changed since the plan was made.
+        """
+        for source in dict.fromkeys(_needed(step)):
+            if result := self._results.get((source.repo, source.path)):
+                result.result()
+            elif (found := self._repos[source.repo].digest(source.path)) != source.digest:
+                where = self._repos[source.repo].where(source.path)
+                raise input_changed(where, f"{found}, expected {source.digest}", source.path)
+
+
+def input_changed(where: str, found: str, path: str) -> BrokenInput:
+    """The error of an input that is not what it was when the plan was made."""
+    return BrokenInput(
+        f"{where}: {found}: it was changed while this ran",
+        code="input-changed",
+        hint="let whatever writes it finish, then run the same command again",
+        path=path,
+    )
+
+
+def _needed(step: Step) -> Iterator[Input]:
+    """Inputs that making one output reads; none where the cache holds it."""
+    if step.moves_bytes:
+        yield from inputs_of(step.output)

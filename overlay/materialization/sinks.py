@@ -1,0 +1,121 @@
+"""Where finished files go: into a cache's objects, and from there into a tree; or straight into a new folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.cache import is_small
+from overlay.cache.disk import fsync, make_folder, share_with_group, writing
+from overlay.cache.links import link_file
+from overlay.fingerprint import file_digest
+from overlay.materialization.build import Carried, recorded
+from overlay.materialization.record import RECORD_NAME
+from overlay.planning.outputs import AliasFile, GeneratedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    from overlay.cache import Cache, LinkMode
+    from overlay.cache.links import How
+    from overlay.fusion.build import BuiltFile
+    from overlay.hub import Repo
+    from overlay.materialization.build import Made
+    from overlay.materialization.inputs import Checks, Inputs
+    from overlay.materialization.survey import Step, Work
+    from overlay.planning.outputs import Input
+
+__all__ = ["CacheSink", "FolderSink", "place_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSink:
+    """Every file is an object, and found again by the next run, the moment it is finished and proven."""
+
+    cache: Cache
+    inputs: Inputs
+    repos: Mapping[str, Repo]
+    checks: Checks
+    link: LinkMode
+
+    def build(self, step: Step, write: Callable[[Path], BuiltFile]) -> BuiltFile:
+        """See :class:`Sink`."""
+        # A folder a file, so that a hit makes none: it works on a root that cannot be written.
+        with self.cache.staging() as staging:
+            built = write(staging / "built.safetensors")
+            self.checks.wait(step)
+            self.cache.adopt_file(staging / "built.safetensors", built.digest)
+        if step.action:
+            self.cache.put_action(step.action, recorded(step.output.path, built).content_json())
+        return built
+
+    def carry(self, step: Step, source: Input) -> Carried:
+        """See :class:`Sink`."""
+        path = self.inputs.path(source)
+        self.checks.wait(step)
+        digest = source.digest if source.digest.startswith("sha256:") else file_digest(path, "sha256")
+        shared = self.repos[source.repo].shared_store
+        linked = self.cache.link_object(
+            path, digest, self.link, shared_store=shared, check=lambda: self.checks.wait(step)
+        )
+        if step.action:
+            self.cache.put_action(step.action, {"digest": digest, "size": source.size})
+        return Carried(linked.how, digest, linked.path)
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSink:
+    """Files of a new folder that nobody else knows yet.
+
+    Attributes:
+        digests: Of the inputs, by path; they are taken beside the build.
+        allowed: How a file may be carried, in the order to try.
+    """
+
+    folder: Path
+    locate: Callable[[Input], Path]
+    digests: Mapping[str, Future[str]]
+    allowed: tuple[How, ...]
+
+    def build(self, step: Step, write: Callable[[Path], BuiltFile]) -> BuiltFile:
+        """See :class:`Sink`."""
+        return write(self._place(step))
+
+    def carry(self, step: Step, source: Input) -> Carried:
+        """See :class:`Sink`."""
+        target = self._place(step)
+        how = link_file(self.locate(source).resolve(), target, self.allowed)
+        fsync(target)
+        return Carried(how, self.digests[source.path].result(), target)
+
+    def _place(self, step: Step) -> Path:
+        target = self.folder / step.output.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+
+
+def place_tree(work: Work, made: Made, cache: Cache, tree: Path, record: bytes) -> None:
+    """Link the tree from objects and write its generated files and its record."""
+    for step in work.steps:
+        output = step.output
+        if isinstance(output, GeneratedFile):
+            _write(tree / output.path, output.data, cache)
+        elif not isinstance(output, AliasFile):
+            file = made.files[output.path]
+            cache.place_file(cache.object_path(file.digest), tree / file.path, is_small(file.path, file.size))
+    for step in work.steps:
+        if isinstance(step.output, AliasFile):
+            path = tree / step.output.path
+            with writing(cache.root, f"hardlink {step.output.path}"):
+                make_folder(path.parent, cache.root, durable=False)
+                path.hardlink_to(tree / step.output.of)
+    _write(tree / RECORD_NAME, record, cache)
+
+
+def _write(path: Path, data: bytes, cache: Cache) -> None:
+    with writing(cache.root, f"write {path.name}"):
+        make_folder(path.parent, cache.root, durable=False)
+        path.write_bytes(data)
+        share_with_group(path, cache.root)
