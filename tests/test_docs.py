@@ -111,6 +111,31 @@ def test_readme_example_runs(
     assert Path(path).is_dir()
 
 
+def test_tutorial_shows_what_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it is and what it would take, on the demo's files; room and ways of copying are this host's."""
+    from overlay.demo.checkpoint import SOURCE_REPO, write_hub
+    from overlay.demo.registry import write_registry
+
+    hub = write_hub(tmp_path / "hub", spec_name="adapter_config.json")
+    write_registry(tmp_path / "registry.yaml", hub)
+    for name, place in {"HUB": "hub", "REGISTRY": "registry.yaml", "CACHE_ROOT": "mine"}.items():
+        monkeypatch.setenv(f"OVERLAY_{name}", str(tmp_path / place))
+
+    page = (ROOT / "docs/tutorial/first-materialization.md").read_text()
+    for args in (["resolve", SOURCE_REPO], ["prewarm", SOURCE_REPO, "--dry-run"]):
+        shown = page.split(f"$ {shlex.join(['overlay', *args])}\n", 1)[1].split("```", 1)[0]
+        assert run(args) == 0
+        printed = capsys.readouterr().out.replace(str(tmp_path), "/tmp/overlay-demo")  # noqa: S108  # the tutorial's
+        assert _without_host(printed) == _without_host(shown)
+
+
+def _without_host(text: str) -> list[str]:
+    lines = [line for line in text.splitlines() if not re.match(r"  note +files of .* are copied", line)]
+    return [re.sub(r"of [\d.]+ [kMGTP]B free|reflinked|copied", "…", line) for line in lines]
+
+
 def test_every_option_of_the_api_is_described() -> None:
     """The table of the API page lists the fields of Options, and every public name is on the page."""
     page = (ROOT / "docs/reference/python-api.md").read_text()

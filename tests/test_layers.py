@@ -85,7 +85,7 @@ def test_heavy_packages_are_imported_late(path: Path) -> None:
 
 
 def test_torch_is_imported_in_one_place() -> None:
-    """Whoever imports torch first sees its warning that NumPy is missing, so all take it from where that is silenced."""
+    """Whoever imports torch first sees its warning that NumPy is missing, so all take it from one place."""
     importing = {
         identifier(path)
         for path in MODULES
