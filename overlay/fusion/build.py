@@ -123,7 +123,7 @@ def build_safetensors(
         jobs: Worker threads at most.
         memory: Bytes that the process may take at most, beside what the device needs; fewer units are in flight where
             it is small. One worker and its unit, about 50 MB over Python and torch, are always used.
-        progress: Called in this thread with the bytes of each finished unit.
+        progress: Called in this thread with the bytes of each finished unit, at last with those of the header.
 
     Raises:
         BrokenInput: An input changed or cannot be read, or a value that is not finite (``fused``).
@@ -164,6 +164,8 @@ def build_safetensors(
             kernels += made
             if progress:
                 progress(unit.nbytes)
+        if progress:
+            progress(len(layout.header))
     return BuiltFile(
         size=layout.file_size,
         digest=whole.digest(),
