@@ -50,6 +50,8 @@ class _Bar:
             self._bar.update(nbytes)
 
     def close(self) -> None:
+        self._bar.update_min_steps = 0  # show what has come since the last step, too
+        self._bar.update(0)
         self._bar.render_finish()
 
     def _moved(self) -> str:

@@ -119,7 +119,8 @@ def _text(found: FusedFolder) -> Iterator[str]:
     counts = (found.bytes_read, found.bytes_written, found.bytes_linked)
     moved = " · ".join(f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count)
     done = "would fuse" if found.dry_run else f"fused in {format_seconds(found.seconds)}"
-    yield f"{style(found.path, 'strong')}  {done} · {moved} · room {format_bytes(found.room)} · rule {found.rule}"
+    room = f" · room {format_bytes(found.room)}" if found.dry_run else ""
+    yield f"{style(found.path, 'strong')}  {done} · {moved}{room} · rule {found.rule}"
     rows = []
     for adapter in found.adapters:
         scales = ", ".join(f"{scale:g}" for scale in adapter.scales)
