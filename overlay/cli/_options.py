@@ -15,7 +15,7 @@ import overlay
 from overlay.cli._output import Output
 from overlay.cli._types import Size
 from overlay.errors import OverlayError
-from overlay.fusion import DEFAULT_RULE, RULES
+from overlay.planning.rules import DEFAULT_RULE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

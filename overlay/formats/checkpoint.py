@@ -44,6 +44,10 @@ class Checkpoint:
     shards: Mapping[str, Header]
     weight_map: Mapping[str, str]
 
+    def path(self, shard: str) -> str:
+        """Path of a shard in its ``Files``."""
+        return f"{self.folder}/{shard}" if self.folder else shard
+
     def tensor(self, name: str) -> tuple[str, TensorInfo]:
         """The shard and place of a tensor. Raises ``KeyError`` for a name that is not in ``weight_map``."""
         shard = self.weight_map[name]

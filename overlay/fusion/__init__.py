@@ -6,10 +6,3 @@ that compute import torch, so a file without a fused weight is written where tor
 """
 
 from __future__ import annotations
-
-__all__ = ["DEFAULT_RULE", "RULES"]
-
-RULES = ("fp32-once", "openvdn")
-"""Names of the numeric rules; what each means is written down in :mod:`overlay.fusion.rule`."""
-
-DEFAULT_RULE = "fp32-once"

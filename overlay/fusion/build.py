@@ -119,7 +119,7 @@ def build_safetensors(
         out: Must not exist; removed again if anything fails.
         open_input: Where on this host an input's bytes lie.
         engine: Folds pairs; None for a file without fused weights.
-        rule: One of ``RULES``.
+        rule: One of ``overlay.planning.rules.RULES``.
         jobs: Worker threads at most.
         memory: Bytes that the process may take at most, beside what the device needs; fewer units are in flight where
             it is small. One worker and its unit, about 50 MB over Python and torch, are always used.

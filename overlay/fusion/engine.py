@@ -136,7 +136,7 @@ class Engine:
             dtype: Their stored dtype.
             cols: Values in a row.
             factors: The pairs, for these rows and columns, placed by :meth:`place`.
-            rule: One of ``RULES``.
+            rule: One of ``overlay.planning.rules.RULES``.
 
         Returns:
             False where a finite value would become NaN or infinite; nothing is folded then.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from overlay.errors import BrokenInput
 from overlay.fusion.inputs import place_of
 from overlay.fusion.quiet_torch import torch
-from overlay.fusion.rule import STORED, WORKING, Factors, all_finite, require_rule
+from overlay.fusion.rule import STORED, WORKING, Factors, all_finite
+from overlay.planning.rules import check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,14 +63,14 @@ class FusedTensor:
     Args:
         name: For messages.
         piece: What to fold into what.
-        rule: One of ``RULES``.
+        rule: One of ``overlay.planning.rules.RULES``.
 
     Raises:
         InvalidUsage: An unknown rule.
     """
 
     def __init__(self, name: str, piece: Fused, rule: str, engine: Engine, inputs: OpenInputs) -> None:
-        require_rule(rule)
+        check_rule(rule)
         self._name = name
         self._piece = piece
         self._rule = rule

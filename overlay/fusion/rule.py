@@ -20,8 +20,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.errors import InvalidUsage
-from overlay.fusion import RULES
 from overlay.fusion.quiet_torch import torch
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
     from overlay.fusion.products import Products
 
-__all__ = ["RULES", "STORED", "WORKING", "Factors", "all_finite", "combine", "require_rule"]
+__all__ = ["STORED", "WORKING", "Factors", "all_finite", "combine"]
 
 STORED = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 """Dtypes that a weight or a pair may be stored in, by their safetensors names."""
@@ -53,23 +51,13 @@ class Factors:
     scale: float
 
 
-def require_rule(rule: str) -> None:
-    """Checks a rule's name.
-
-    Raises:
-        InvalidUsage: Not one of ``RULES``.
-    """
-    if rule not in RULES:
-        raise InvalidUsage(f"unknown rule {rule!r}, expected one of {', '.join(RULES)}", code="unknown-rule", rule=rule)
-
-
 def combine(weight: torch.Tensor, factors: Sequence[Factors], rule: str, products: Products) -> bool:
     """Folds pairs into a chunk of a weight, in place.
 
     Args:
         weight: [rows, cols] in its stored dtype.
         factors: The pairs, in order.
-        rule: One of ``RULES``.
+        rule: One of ``overlay.planning.rules.RULES``.
         products: Computes D.
 
     Returns:

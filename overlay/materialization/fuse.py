@@ -29,7 +29,7 @@ from overlay.materialization.survey import Counters, Work, built_step, carried_s
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import CarriedFile, SafetensorsFile
 from overlay.planning.plan import InputBook, Plan, finish
-from overlay.planning.recipes import check_rule
+from overlay.planning.rules import DEFAULT_RULE, check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +71,7 @@ def fuse(
     adapters: Sequence[Path],
     out: Path,
     *,
-    rule: str = "fp32-once",
+    rule: str = DEFAULT_RULE,
     device: str = "auto",
     jobs: int | None = None,
     memory: int = 2**30,

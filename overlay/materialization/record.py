@@ -160,7 +160,7 @@ def read_record(folder: Path) -> Record | None:
 def _read(path: Path) -> bytes:
     with open_file(path) as (descriptor, found):
         if found.st_size > _LARGEST:
-            raise BrokenInput(f"{path}: {found.st_size} bytes, expected at most {_LARGEST}", code="file-too-large")
+            raise BrokenInput(f"{path}: {found.st_size} bytes, expected at most {_LARGEST}", code="too-large")
         return read_span(descriptor, 0, found.st_size)
 
 

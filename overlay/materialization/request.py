@@ -11,6 +11,7 @@ from pathlib import Path
 from overlay.cache import Cache, LinkMode, choose_root
 from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
+from overlay.planning.rules import DEFAULT_RULE
 
 __all__ = ["DEFAULTS", "Options", "Phase", "existing_folder", "open_cache", "open_memo", "silent"]
 
@@ -43,7 +44,7 @@ class Options:
     hub: Path | None = None
     offline: bool = False
     allow_floating: bool = False
-    rule: str = "fp32-once"
+    rule: str = DEFAULT_RULE
     device: str = "auto"
     jobs: int | None = None
     memory: int = 2**30

@@ -48,6 +48,7 @@ def location_at_hand(resolution: Resolution, options: Options) -> str | None:
     if entry.overlay is None:
         return None
     from overlay.fingerprint import DigestMemo
+    from overlay.formats.manifest import read_manifest
     from overlay.formats.overlay_repo import METADATA_PATTERNS
     from overlay.hub import open_repo
     from overlay.planning.location import overlay_identity
@@ -61,6 +62,6 @@ def location_at_hand(resolution: Resolution, options: Options) -> str | None:
             allow_floating=True,
             only=METADATA_PATTERNS,
         )
-        return overlay_identity(entry, overlay).location_name
+        return overlay_identity(entry, overlay, read_manifest(overlay)).location_name
     except NotHere:
         return None

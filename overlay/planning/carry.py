@@ -55,8 +55,10 @@ def carry_folder(book: InputBook, folder: str, out_folder: str) -> list[OutputFi
     return carry_files(book, paths, {path: f"{out_folder}/{path.removeprefix(prefix)}" for path in paths})
 
 
-def overlay_own_files(book: InputBook) -> list[OutputFile]:
+def overlay_own_files(book: InputBook | None) -> list[OutputFile]:
     """The overlay repo's own metadata files, which go to the root of the tree; ``_overlay/`` stays out."""
+    if book is None:
+        return []
     return [
         GeneratedFile(path, book.files.read_bytes(path))
         for path in book.files.paths()

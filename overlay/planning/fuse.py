@@ -111,7 +111,7 @@ def fuse_checkpoint(
     terms = _terms_by_target(adapters)
     outputs: list[OutputFile] = []
     for shard, header in sorted(checkpoint.shards.items()):
-        path = f"{checkpoint.folder}/{shard}" if checkpoint.folder else shard
+        path = checkpoint.path(shard)
         out_path = f"{out_folder}/{shard}" if out_folder else shard
         targets = terms.keys() & header.tensors.keys()
         if not targets and header.canonical and header.metadata:

@@ -6,21 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
-from overlay.formats.manifest import read_manifest
 from overlay.hub import HubRepo
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
     from overlay.consumers.sglang import Identity
+    from overlay.formats.manifest import Manifest
     from overlay.hub import Repo
     from overlay.registry import Entry
 
 __all__ = ["fingerprint_notes", "overlay_identity"]
 
 
-def overlay_identity(entry: Entry, overlay: Repo) -> Identity:
+def overlay_identity(entry: Entry, overlay: Repo, manifest: Manifest) -> Identity:
     """What a server's directory for this model is named by."""
-    manifest = read_manifest(overlay)
     return sglang.identity_of(
         entry,
         _fingerprint(entry, overlay),

@@ -9,25 +9,27 @@ from overlay.errors import BrokenInput
 from overlay.formats.manifest import FileMapping, GlobMapping
 from overlay.planning.carry import carry_files, overlay_own_files
 from overlay.planning.plan import overlaid
+from overlay.planning.sources import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from overlay.formats.manifest import Manifest, TreeMapping
-    from overlay.planning.outputs import OutputFile
-    from overlay.planning.plan import InputBook
+    from overlay.formats.manifest import TreeMapping
+    from overlay.planning.sources import Sources
+    from overlay.registry import Entry
 
 __all__ = ["mappings"]
 
 
-def mappings(source: InputBook, overlay: InputBook, manifest: Manifest) -> list[OutputFile]:
+def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
     """The overlay's own files, then each mapping in order; a later one replaces what an earlier one put at a path.
 
     Raises:
         BrokenInput: A mapping finds nothing in the source.
     """
-    layers = [overlay_own_files(overlay)]
-    for mapping in manifest.file_mappings:
+    source = sources.source
+    layers = [overlay_own_files(sources.overlay)]
+    for mapping in sources.manifest.file_mappings if sources.manifest else ():
         moved = _select(mapping, source.files.paths())
         if not moved:
             raise BrokenInput(
@@ -37,7 +39,7 @@ def mappings(source: InputBook, overlay: InputBook, manifest: Manifest) -> list[
                 src=mapping.src,
             )
         layers.append(carry_files(source, moved, moved))
-    return list(overlaid(*layers))
+    return Outcome(list(overlaid(*layers)))
 
 
 def _select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
-from overlay.errors import BrokenInput, InvalidUsage, Untrusted
+from overlay.errors import BrokenInput, Untrusted
 from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.model_index import read_model_index
@@ -14,22 +14,29 @@ from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
 from overlay.planning.outputs import GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
+from overlay.planning.rules import DEFAULT_RULE, check_rule
+from overlay.planning.sources import Outcome, Sources
 from overlay.planning.vdn_h3 import vdn_h3
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from overlay.formats.files import Files
     from overlay.formats.manifest import Manifest
     from overlay.hub import Inventory
     from overlay.planning.outputs import OutputFile
-    from overlay.planning.plan import AdapterUse
     from overlay.registry import Entry
 
-__all__ = ["RULES", "check_buildable", "check_rule", "make_plan"]
+__all__ = ["check_buildable", "make_plan"]
 
 MODEL_INDEX = "model_index.json"
-RULES = ("fp32-once", "openvdn")
+
+# Recipe ``python`` is not among them: nothing that it needs is here (see check_buildable).
+_RECIPES: Mapping[str, Callable[[Entry, Sources, str], Outcome]] = {
+    "vdn-h3": vdn_h3,
+    "lora": lora,
+    "mappings": mappings,
+}
 
 
 def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
@@ -51,17 +58,7 @@ def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
         )
 
 
-def check_rule(rule: str) -> None:
-    """Refuse a name that is no numeric rule.
-
-    Raises:
-        InvalidUsage: It is none.
-    """
-    if rule not in RULES:
-        raise InvalidUsage(f"no rule {rule!r}", code="unknown-rule", hint=f"rule is one of {', '.join(RULES)}")
-
-
-def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
+def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE) -> Plan:
     """Every output file of a model, known from headers, small files and digests.
 
     Raises:
@@ -69,41 +66,21 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         BrokenInput: The inputs are not what the recipe or the overlay's manifest needs.
     """
     check_rule(rule)
-    entry = inventory.resolution.entry
-    books = {repo.repo: InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in inventory.repos.values()}
-    source = books[inventory.source.repo]
-    overlay = books[inventory.overlay.repo] if inventory.overlay is not None else None
-    manifest = read_manifest(overlay.files) if overlay is not None else None
+    entry, overlay = inventory.resolution.entry, inventory.overlay
+    sources = _sources(inventory)
+    manifest = sources.manifest
     if manifest is not None:
         check_buildable(entry, manifest)
         _check_required(inventory, manifest)
-
-    adapters: tuple[AdapterUse, ...] = ()
-    fused_before: tuple[str, ...] = ()
-    reads: list[str] = []
-    outputs: list[OutputFile]
-    match entry.recipe.name:
-        case "vdn-h3" if overlay is not None:
-            components = {name: books[need.pin.repo] for need in entry.needs for name in need.components}
-            stage = str(entry.recipe.options["stage"])
-            outputs, adapters, reads = vdn_h3(entry.model, source, overlay, components, stage, rule)
-        case "lora":
-            by_name = {**books, entry.source.repo: source}
-            options = entry.recipe.options
-            outputs, adapters, fused_before = lora(by_name, options["base"], options["adapters"])
-        case "mappings" if overlay is not None and manifest is not None:
-            outputs = mappings(source, overlay, manifest)
-        case name:
-            raise ValueError(f"{entry.model}: recipe {name} without what it needs passed the registry")
-    if overlay is not None:
-        _check_components(overlay.files, outputs)
-    notes = (*inventory.resolution.notes, *inventory.notes)
-    if inventory.overlay is None:
+    made = _RECIPES[entry.recipe.name](entry, sources, rule)
+    outputs, notes = list(made.outputs), (*inventory.resolution.notes, *inventory.notes)
+    if overlay is None or manifest is None:
         location = sglang.location_name(entry, None)
     else:
-        identity = overlay_identity(entry, inventory.overlay)
+        _check_components(overlay, outputs)
+        identity = overlay_identity(entry, overlay, manifest)
         location = identity.location_name
-        notes += fingerprint_notes(entry, inventory.overlay, identity)
+        notes += fingerprint_notes(entry, overlay, identity)
         marker = sglang.marker_bytes(identity, f"{entry.model}@{inventory.source.revision}")
         outputs = list(overlaid(outputs, [GeneratedFile(MARKER_NAME, marker)]))
     return Plan(
@@ -112,10 +89,21 @@ def make_plan(inventory: Inventory, rule: str = RULES[0]) -> Plan:
         location=location,
         # The tree gets a record of its own, which says what that of a base said.
         outputs=finish((output for output in outputs if output.path != RECORD_NAME), entry.model),
-        adapters=adapters,
-        fused_before=fused_before,
-        reads=tuple(source(path) for path in reads),
+        adapters=made.adapters,
+        fused_before=made.fused_before,
+        reads=made.reads,
         notes=notes,
+    )
+
+
+def _sources(inventory: Inventory) -> Sources:
+    books = {name: InputBook(repo, repo.repo, repo.revision, repo.digest) for name, repo in inventory.repos.items()}
+    overlay = books[inventory.overlay.repo] if inventory.overlay is not None else None
+    return Sources(
+        source=books[inventory.source.repo],
+        overlay=overlay,
+        needs={name: books[name] for name in inventory.needs},
+        manifest=read_manifest(overlay.files) if overlay is not None else None,
     )
 
 

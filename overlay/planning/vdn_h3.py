@@ -9,17 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, InvalidRegistry
-from overlay.fingerprint import bytes_digest
 from overlay.formats.adapters import check_model_spec
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.materialized import PREFUSED_NAME
 from overlay.formats.rope import rope_inv_freq
 from overlay.formats.strict_json import dump_json, parse_object
-from overlay.formats.vdn import read_linear_branch, read_stage_metadata
+from overlay.formats.vdn import read_linear_branch
 from overlay.planning.carry import carry_folder, overlay_own_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Literal, OutputTensor, SafetensorsFile
 from overlay.planning.plan import finish, overlaid
+from overlay.planning.sources import Outcome
+from overlay.planning.vdn_provenance import branch_provenance, provenance
 from overlay.planning.video_vae import relaid_video_vae
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from overlay.formats.checkpoint import Checkpoint
     from overlay.planning.fuse import AdapterSource
     from overlay.planning.outputs import OutputFile
-    from overlay.planning.plan import AdapterUse, InputBook
+    from overlay.planning.plan import InputBook
+    from overlay.planning.sources import Sources
+    from overlay.registry import Entry
 
 __all__ = ["vdn_h3"]
 
@@ -39,24 +42,18 @@ STAGES: Mapping[str, tuple[str, ...]] = {
 BASE = "h3-base"
 BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
 ROPE_FILE = "sglang_rope_inv_freq.safetensors"
-MERGE_RULES = {
-    "fp32-once": "W += (alpha / rank) * B @ A, fp32 accumulate, one rounding to the stored dtype",
-    "openvdn": "W += round((alpha / rank) * B @ A), each delta and each sum rounded to the stored dtype",
-}
 
 
-def vdn_h3(
-    model: str, source: InputBook, overlay: InputBook, needs: Mapping[str, InputBook], stage: str, rule: str
-) -> tuple[list[OutputFile], tuple[AdapterUse, ...], list[str]]:
-    """Output files, adapters, and the paths of the source's small files that shaped them.
+def vdn_h3(entry: Entry, sources: Sources, rule: str) -> Outcome:
+    """The recipe's option ``stage`` is the folder of the stage in the source.
 
-    Args:
-        needs: Book of the secondary repo that holds each carried component (text_encoder, tokenizer, processor).
+    The secondary repos hold the components that are carried: text_encoder, tokenizer, processor.
 
     Raises:
         InvalidRegistry: The stage is not one that this recipe knows.
         BrokenInput: An input is not what the recipe needs.
     """
+    model, source, stage = entry.model, sources.source, str(entry.recipe.options["stage"])
     if stage not in STAGES:
         raise InvalidRegistry(
             f"{model}: recipe vdn-h3 has no stage {stage!r}",
@@ -71,28 +68,27 @@ def vdn_h3(
     _check_kinds(source, adapters)
     check_model_spec(source.files, stage, [adapter for _, adapter in adapters])
     refuse_fused_twice(source.files, f"{BASE}/transformer", adapters)
-    uses = adapter_uses(adapters)
-
+    carried = [(sources.needs[need.pin.repo], component) for need in entry.needs for component in need.components]
     made = [
-        *(output for component, book in needs.items() for output in carry_folder(book, component, component)),
+        *(output for book, component in carried for output in carry_folder(book, component, component)),
         *_video_vae(source),
         *fuse_checkpoint(source, transformer, adapters, "transformer"),
         *_transformer_extras(model, source, stage, transformer, adapters, rule),
     ]
     outputs = overlaid(
-        overlay_own_files(overlay),
+        overlay_own_files(sources.overlay),
         carry_folder(source, f"{BASE}/audio_vae", "audio_vae"),
         _configs(source),
         finish(made, model),  # no shard may go by the name of a file that is made
     )
     reads = [f"{stage}/metadata.json", f"{stage}/linear_branch/config.json"]
     reads += [f"{BASE}/{component}/config.json" for component in ("transformer", "vae", "audio_vae")]
-    return list(outputs), uses, reads
+    return Outcome(list(outputs), adapter_uses(adapters), tuple(source(path) for path in reads))
 
 
 def _check_kinds(source: InputBook, adapters: Sequence[AdapterSource]) -> None:
     for _, adapter in adapters:
-        if adapter.kind != "openvdn":
+        if adapter.kind != "openvdn" or adapter.spec is None:
             raise BrokenInput(
                 f"{source.files.where(adapter.weights)}: is a {adapter.kind} adapter; expected an OpenVDN one",
                 code="adapter-kind",
@@ -172,14 +168,13 @@ def _transformer_extras(
     config = _json(source, config_path)
     rope = rope_inv_freq(_count(config, "rope_freq_dim", source.files.where(config_path)))
     rope_tensor = OutputTensor("rope.inv_freq", "F32", (len(rope) // 4,), (Literal(rope),))
+    said = branch_provenance(source, branch_path, BRANCH_FILE, len(branch.tensors), branch_config)
+    record = provenance(model, stage, rule, source, [adapter for _, adapter in adapters], said)
     outputs: list[OutputFile] = [
         CarriedFile(f"transformer/{BRANCH_FILE}", source(branch_path)),
         SafetensorsFile(f"transformer/{ROPE_FILE}", {}, (rope_tensor,)),
         GeneratedFile("transformer/config.json", dump_json({**config, "hybrid_attention": branch_config["config"]})),
-        GeneratedFile(
-            f"transformer/{PREFUSED_NAME}",
-            dump_json(_provenance(model, source, stage, adapters, rule, branch_config)),
-        ),
+        GeneratedFile(f"transformer/{PREFUSED_NAME}", dump_json(record)),
     ]
     if transformer.index is not None and transformer.index_json is not None:
         index_name = transformer.index.rpartition("/")[2]
@@ -194,54 +189,3 @@ def _transformer_extras(
             GeneratedFile(f"transformer/{index_name}", dump_json({"metadata": metadata, "weight_map": weight_map}))
         )
     return outputs
-
-
-def _sha256(book: InputBook, path: str) -> str:
-    digest = book(path).digest
-    if not digest.startswith("sha256:"):  # a small file of the Hub, which names it by its git blob
-        digest = bytes_digest(book.files.read_bytes(path), "sha256")
-    return digest.removeprefix("sha256:")
-
-
-def _provenance(
-    model: str,
-    source: InputBook,
-    stage: str,
-    adapters: Sequence[AdapterSource],
-    rule: str,
-    branch_config: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The published materializer's own record, key for key."""
-    return {
-        "source_model_id": model,
-        "vdn_checkpoint": stage,
-        "checkpoint_metadata": read_stage_metadata(source.files, f"{stage}/metadata.json"),
-        "merge": {
-            "rule": MERGE_RULES[rule],
-            "order": [adapter.name for _, adapter in adapters],
-            "pairs_merged": sum(len(adapter.pairs) for _, adapter in adapters),
-            "tensors_touched": len({pair.target for _, adapter in adapters for pair in adapter.pairs}),
-        },
-        "adapters": [_adapter_provenance(source, adapter) for _, adapter in adapters],
-        "linear_branch": {
-            "file": BRANCH_FILE,
-            "tensors": len(source.files.header(f"{stage}/linear_branch/model.safetensors").tensors),
-            "sha256": _sha256(source, f"{stage}/linear_branch/model.safetensors"),
-            "config": dict(branch_config),
-        },
-    }
-
-
-def _adapter_provenance(source: InputBook, adapter: Any) -> dict[str, Any]:
-    config = _json(source, adapter.spec)["config"]
-    return {
-        "name": adapter.name,
-        "path": adapter.weights.rpartition("/")[0],
-        "pairs": len(adapter.pairs),
-        "rank": config["rank"],
-        "alpha": config["alpha"],
-        "rank_pattern_modules": len(config.get("rank_pattern") or {}),
-        "scales": sorted({pair.scale for pair in adapter.pairs}),
-        "adapter_model_sha256": _sha256(source, adapter.weights),
-        "adapter_config_sha256": _sha256(source, adapter.spec),
-    }

@@ -93,8 +93,7 @@ class _Relayout:
 
     def _input(self, name: str) -> tuple[str, TensorInfo, int]:
         shard, info = self._checkpoint.tensor(name)
-        folder = self._checkpoint.folder
-        return f"{folder}/{shard}" if folder else shard, info, self._checkpoint.shards[shard].offset(name)
+        return self._checkpoint.path(shard), info, self._checkpoint.shards[shard].offset(name)
 
     def _rows(self, name: str, start: int, count: int) -> Range:
         path, info, offset = self._input(name)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from gpu_identity import ODD, RELEASE, SMALL, Case, Inputs, fuse
 
-from overlay.fusion import RULES
 from overlay.fusion.engine import Engine
 from overlay.fusion.ordered import ordered_product
 from overlay.fusion.ordered_cuda import fused_product
 from overlay.fusion.self_test import same_bits
+from overlay.planning.rules import RULES
 
 if TYPE_CHECKING:
     from pathlib import Path

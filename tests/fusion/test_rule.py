@@ -12,8 +12,9 @@ from support.fuse_files import Store, Weight, data_of, random_values, random_wei
 from support.fuse_oracle import Pair, encode
 
 from overlay.errors import BrokenInput, InvalidUsage
-from overlay.fusion import RULES, build
+from overlay.fusion import build
 from overlay.fusion.engine import Engine
+from overlay.planning.rules import RULES
 
 if TYPE_CHECKING:
     import random

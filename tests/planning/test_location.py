@@ -10,6 +10,7 @@ from support.hubs import add_repo, commit
 
 from overlay.consumers import sglang
 from overlay.fingerprint import DigestMemo
+from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.hub import HubRepo, open_repo
 from overlay.planning.location import fingerprint_notes, overlay_identity
@@ -18,6 +19,7 @@ from overlay.registry import Entry, Pin, Recipe
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from overlay.consumers.sglang import Identity
     from overlay.hub import Repo
 
 pytestmark = pytest.mark.no_torch
@@ -36,11 +38,15 @@ def opened(pin: Pin, hub: Path | None) -> Repo:
     return open_repo(pin, hub=hub, offline=True, memo=memo, allow_floating=True, only=METADATA_PATTERNS)
 
 
+def identified(entry: Entry, overlay: Repo) -> Identity:
+    return overlay_identity(entry, overlay, read_manifest(overlay))
+
+
 def test_of_a_repo_what_a_server_downloads_counts(tmp_path: Path) -> None:
     """A licence or a picture in the folder of a repo leaves the location alone."""
     add_repo(tmp_path, PINNED.repo, commit("b"), {**FILES, "LICENSE": b"MIT"})
 
-    identity = overlay_identity(entry(PINNED), opened(PINNED, tmp_path))
+    identity = identified(entry(PINNED), opened(PINNED, tmp_path))
 
     assert identity.overlay_fingerprint == sglang.overlay_fingerprint(FILES.items())
 
@@ -50,7 +56,7 @@ def test_a_folder_in_place_of_an_unpinned_repo_is_that_repo(tmp_path: Path) -> N
     floating = Pin(PINNED.repo, None, "nobody knows")
     add_repo(tmp_path, PINNED.repo, "main", {**FILES, "LICENSE": b"MIT"})
 
-    identity = overlay_identity(entry(floating), opened(floating, tmp_path))
+    identity = identified(entry(floating), opened(floating, tmp_path))
 
     assert identity.overlay_fingerprint == sglang.overlay_fingerprint(FILES.items())
 
@@ -62,7 +68,7 @@ def test_of_an_overlay_folder_everything_counts_that_the_server_walks(tmp_path: 
     (folder / "linked").symlink_to(tmp_path / "org/elsewhere")
     pin = Pin(str(folder), "local")
 
-    identity = overlay_identity(entry(pin), opened(pin, None))
+    identity = identified(entry(pin), opened(pin, None))
 
     assert identity.overlay_fingerprint == sglang.overlay_fingerprint([*FILES.items(), ("LICENSE", b"MIT")])
 

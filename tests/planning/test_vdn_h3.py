@@ -170,7 +170,7 @@ def test_an_unknown_rule_is_refused(plan_of: Planner, tmp_path_factory: pytest.T
     """With those that exist."""
     with pytest.raises(InvalidUsage, match="fp16") as caught:
         plan_of(VDN, options(tiny_hub(tmp_path_factory), tmp_path / "root", rule="fp16"))
-    assert "fp32-once, openvdn" in str(caught.value.hint)
+    assert "fp32-once, openvdn" in caught.value.message
 
 
 def stamp_prefused(hub: HubFolder) -> str:
