@@ -3,6 +3,11 @@
 Every error carries a stable ``code``, a ``hint`` (the next step, a command wherever one exists), the exit status of its
 class, and the facts as ``data`` for ``--json``. Each class is also the builtin that it naturally is, so callers may
 catch either. Errors survive pickling, so that worker processes can raise them.
+
+A code says what was found, so that a script can act on it; the same finding has the same code everywhere, and where the
+class differs the exit status tells the cases apart. ``docs/reference/errors.md`` lists all of them. In ``data``,
+``where`` is the file or folder exactly as the message prints it, whether it is of this host or of a repo; ``path`` is
+only ever added beside it, for a real path of this host; several things have plurals (``missing``, ``files``).
 """
 
 from __future__ import annotations

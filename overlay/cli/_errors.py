@@ -66,7 +66,7 @@ class Terminated(BaseException):
     """SIGTERM arrived."""
 
 
-def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int:  # noqa: PLR0911  # one line a kind
+def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int:  # noqa: C901, PLR0911  # one line a kind
     """Describe ``error``; a bare status where nothing is to be said."""
     match error:
         case OverlayError():
@@ -88,6 +88,8 @@ def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int: 
             return PIPE_CLOSED
         case OSError():
             return _os_error(error) or _bug(error, args)
+        case RuntimeError() if str(error).startswith("Symlink loop"):  # how pathlib puts ELOOP before Python 3.13
+            return _os_error(OSError(errno.ELOOP, str(error))) or _bug(error, args)
         case _:
             return _bug(error, args)
 

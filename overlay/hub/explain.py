@@ -18,7 +18,7 @@ import httpx2
 from huggingface_hub import constants, errors, get_token
 
 from overlay.errors import InvalidUsage, NotHere, OverlayError, Refused, TryAgain
-from overlay.formats.os_errors import cannot_write, meaning_of
+from overlay.formats.os_errors import cannot_read, cannot_write, meaning_of
 from overlay.hub.hub_cache import endpoint
 
 if TYPE_CHECKING:
@@ -57,8 +57,17 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
 
 
 def _check_token(at: str) -> None:
-    """Refuse a token that no header can carry: the network errors that it would cause quote it."""
-    token = get_token()
+    """Refuse a token out of reach, and one that no header can carry: the network errors it would cause quote it."""
+    try:
+        token = get_token()
+    except OSError as error:
+        if error.filename is None:  # no file, but the exchange of one token for another
+            raise
+        where = constants.HF_TOKEN_PATH
+        if error.errno == errno.ENOTDIR:
+            elsewhere = f"name a folder: HF_HOME is {constants.HF_HOME}"
+            raise cannot_write(error, at, f"look for the Hub token {where}", elsewhere=elsewhere) from error
+        raise cannot_read(error, where, look=f"ls -l {where}") from error
     if token is not None and not (token.isascii() and token.isprintable()):
         raise InvalidUsage(
             f"{at}: the Hub token (HF_TOKEN, or the file that hf auth login wrote) has characters that no token has",

@@ -251,6 +251,37 @@ def test_a_full_disk_says_which_variable_moves_the_cache(world: World, monkeypat
     assert not list(world.cache.rglob("*.incomplete"))
 
 
+def test_a_home_that_is_a_file_is_named(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HF_HOME that is a file: exit status 4 and the variable, from the token as from the cache."""
+    home = tmp_path / "home"
+    home.touch()
+    monkeypatch.setattr(constants, "HF_HOME", str(home))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+    of_token = failure(world, ONE)
+    monkeypatch.undo()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home))
+    of_cache = failure(world, ONE)
+
+    for error in (of_token, of_cache):
+        assert (type(error), error.code) == (CannotWrite, "not-a-folder")
+        assert str(home) in error.message
+        assert "HF_HOME" in (error.hint or "")
+
+
+def test_a_token_file_that_may_not_be_read_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no bug, and no reason to go on without the token."""
+
+    def refuse() -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), constants.HF_TOKEN_PATH)
+
+    monkeypatch.setattr("overlay.hub.explain.get_token", refuse)
+
+    error = failure(world, ONE)
+
+    assert (type(error), error.code) == (Refused, "unreadable")
+    assert error.message.startswith(constants.HF_TOKEN_PATH)
+
+
 PROGRAM = f"""
 import ctypes, os, sys
 if os.geteuid() == 0 and "again" not in sys.argv:
