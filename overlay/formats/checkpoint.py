@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.files import PICKLES, safe_path
 from overlay.formats.strict_json import parse_object
-from overlay.formats.wording import some
+from overlay.formats.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -137,7 +137,7 @@ def _check_files(listed: list[str], existing: Collection[str], present: Collecti
     missing = [shard for shard in listed if shard not in existing]
     if missing:
         raise BrokenInput(
-            f"{where}: {len(missing)} of {len(listed)} shards are missing: {', '.join(missing)}",
+            f"{where}: {len(missing)} of {counted(len(listed), 'shard')} missing: {', '.join(missing)}",
             code="missing-shards",
             hint="incomplete download? download the folder again",
             where=where,
@@ -146,7 +146,7 @@ def _check_files(listed: list[str], existing: Collection[str], present: Collecti
     extra = sorted(set(present) - set(listed))
     if extra:
         raise BrokenInput(
-            f"{where}: does not list {len(extra)} safetensors files that lie beside its shards: {', '.join(extra)}",
+            f"{where}: does not list {counted(len(extra), 'safetensors file')} beside its shards: {', '.join(extra)}",
             code="extra-shards",
             hint="left over from another version? remove them, or download the index that belongs to them",
             where=where,
@@ -179,7 +179,8 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
         actual = f"is in {found[name]}" if name in found else "is in no shard"
         raise BrokenInput(
             f"{where}: tensor {name!r} {actual}, expected in {wanted[name]}"
-            f" ({len(misplaced)} of {len(wanted)} tensors are not where the index says: {some(misplaced, _SHOWN)})",
+            f" ({len(misplaced)} of {counted(len(wanted), 'tensor')} not where the index says:"
+            f" {some(misplaced, _SHOWN)})",
             code="tensor-not-in-shard",
             hint="index and shards belong to different versions; download the folder again",
             where=where,
@@ -188,7 +189,7 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
     unlisted = [name for name in found if name not in wanted]
     if unlisted:
         raise BrokenInput(
-            f"{where}: does not list {len(unlisted)} tensors of its shards: {some(unlisted, _SHOWN)}",
+            f"{where}: does not list {counted(len(unlisted), 'tensor')} of its shards: {some(unlisted, _SHOWN)}",
             code="tensor-not-in-index",
             hint="index and shards belong to different versions; download the folder again",
             where=where,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from overlay.errors import InvalidUsage, NotHere
 from overlay.formats.files import Folder
 from overlay.formats.local import file_stat
+from overlay.formats.wording import counted
 from overlay.hub.hub_cache import COMMIT
 from overlay.hub.repo import matches
 from overlay.registry import LOCAL
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from overlay.registry import Pin
 
 __all__ = ["FolderRepo", "open_in_hub_folder"]
+
+_BY_TOOLS = (".cache/huggingface/", ".git/")
+"""What ``hf download --local-dir`` and ``git clone`` leave in a folder beside the files of the repo."""
 
 
 class FolderRepo(Folder):
@@ -48,8 +52,8 @@ class FolderRepo(Folder):
         self._only = only
 
     def paths(self) -> Sequence[str]:
-        """Every file that counts, sorted."""
-        return [path for path in super().paths() if matches(path, self._only)]
+        """Every file that counts, sorted: of the repo, not of the tool that brought it."""
+        return [path for path in super().paths() if matches(path, self._only) and not path.startswith(_BY_TOOLS)]
 
     def digest(self, path: str) -> str:
         """``sha256:<hex>``, computed unless it is remembered."""
@@ -73,7 +77,7 @@ class FolderRepo(Folder):
         missing = sorted(path for path, place in found.items() if place is None)
         if missing:
             raise NotHere(
-                f"{self.name}: {len(missing)} files are missing: {', '.join(missing)}",
+                f"{self.name}: {counted(len(missing), 'file')} missing: {', '.join(missing)}",
                 code="no-such-file",
                 hint="copy them there, or leave --hub away to download them",
                 where=self.name,

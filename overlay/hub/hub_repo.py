@@ -11,6 +11,7 @@ from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE, Folder
 from overlay.formats.header import needed_prefix, parse_header, read_header
 from overlay.formats.lfs import refuse_pointer
 from overlay.formats.local import open_file, read_span
+from overlay.formats.wording import counted
 from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline, storage_folder
 from overlay.hub.repo import matches, no_such_file
 from overlay.hub.trees import read_cached_tree, snapshot_tree, write_atomically, write_tree
@@ -143,7 +144,8 @@ class HubRepo:
                 where=self.where(path),
                 size=size,
             )
-        data = self.fetch([path])[path].read_bytes()
+        with open_file(self.fetch([path])[path]) as (descriptor, found):
+            data = read_span(descriptor, 0, found.st_size)
         refuse_pointer(data, self.where(path))
         expected = self._file(path).digest
         if expected and expected.startswith("sha1-git:") and git_blob_digest(data) != expected:
@@ -211,7 +213,7 @@ class HubRepo:
         """Error for files that cannot be had now; it names all that are missing in their folders."""
         folders = {path.rpartition("/")[0] for path in paths}
         missing = [path for path in self.paths() if path.rpartition("/")[0] in folders and self.local(path) is None]
-        message = f"{self.name}: {len(missing)} files are not in the Hub's cache: {', '.join(missing)}"
+        message = f"{self.name}: {counted(len(missing), 'file')} not in the Hub's cache: {', '.join(missing)}"
         if self.lost:
             return Refused(f"{message}; {self.lost.message}", code=self.lost.code, hint=self.lost.hint, missing=missing)
         return NotHere(

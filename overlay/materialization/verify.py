@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from overlay.errors import InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import BlockHasher, file_digest
 from overlay.formats.header import read_header
+from overlay.formats.wording import counted
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import existing_folder, silent
 
@@ -170,7 +171,7 @@ def _content_problem(folder: Path, item: RecordedFile) -> Problem | None:
     tensors = _differing_tensors(path, item.tensors or ())
     what = f"has digest {digest}, expected {item.digest}"
     if tensors:
-        what += f"; {len(tensors)} tensors differ, {tensors[0]} first"
+        what += f"; {counted(len(tensors), 'tensor')} changed, {tensors[0]} first"
     return Problem(item.path, "content", what, tensors)
 
 

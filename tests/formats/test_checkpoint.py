@@ -102,7 +102,7 @@ def test_h15_missing_shards_are_all_listed(tmp_path: Path) -> None:
 
     missing = ["model-00002-of-00005.safetensors", "model-00005-of-00005.safetensors"]
     assert missing == error.data["missing"]
-    assert f"model.safetensors.index.json: 2 of 5 shards are missing: {', '.join(missing)}" in str(error)
+    assert f"model.safetensors.index.json: 2 of 5 shards missing: {', '.join(missing)}" in str(error)
     assert "incomplete download?" in error.hint
 
 

@@ -121,7 +121,7 @@ def test_missing_files_are_all_named(tmp_path: Path) -> None:
     """Fetching from a folder moves nothing, and says everything that is not there."""
     add_repo(tmp_path, "org/base", commit("a"), {"x": ""})
 
-    with pytest.raises(NotHere, match="2 files are missing: y, z"):
+    with pytest.raises(NotHere, match="2 files missing: y, z"):
         opened(PINNED, tmp_path).fetch(["z", "x", "y"], None)
 
 

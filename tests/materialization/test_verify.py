@@ -135,7 +135,7 @@ def test_the_tensors_that_differ_are_named(built: Built) -> None:
         flip(path, header.offset(name) + header.tensors[name].nbytes - 1)
     [problem] = verify(built.tree).problems
     assert problem.tensors == tuple(names)
-    assert f"3 tensors differ, {names[0]} first" in problem.what
+    assert f"3 tensors changed, {names[0]} first" in problem.what
 
 
 def test_a_header_that_differs_alone_names_no_tensor(built: Built) -> None:
