@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from overlay.errors import BrokenInput
+from overlay.formats.local import explain_os_error
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,8 +30,9 @@ SMALL_FILE = 64 * 2**20
 _FICLONE = 0x40049409  # fcntl.FICLONE exists from Python 3.12 on
 _CHUNK = 64 * 2**20
 _BUFFER = 2**20
-# What copy_file_range answers where the kernel or one of the two filesystems cannot do it for this pair of files.
-_NO_RANGE_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ETXTBSY}
+# What copy_file_range answers where the kernel or one of the two filesystems cannot do it for this pair of files; and a
+# fault of one of the two disks, of which only a plain copy tells whose it is.
+_NO_RANGE_COPY = {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.ETXTBSY, errno.EIO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +89,25 @@ def copy_file(source: Path, dest: Path) -> None:
     """Copy inside the kernel where it can, else through a buffer.
 
     Raises:
-        BrokenInput: The source shrank or grew meanwhile.
+        BrokenInput: The source shrank or grew meanwhile, or its disk reports a fault.
     """
     with source.open("rb", buffering=0) as data, dest.open("xb", buffering=0) as out:
         size = os.fstat(data.fileno()).st_size
         copied = _copy_in_kernel(data.fileno(), out.fileno(), size)
-        while chunk := data.read(_BUFFER):
+        while chunk := _read(source, data.fileno()):
             copied += len(chunk)
             view = memoryview(chunk)
             while view:
                 view = view[out.write(view) :]
     if copied != size:
         raise input_changed(source, size, copied)
+
+
+def _read(source: Path, descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _BUFFER)
+    except OSError as error:
+        raise explain_os_error(source, error) from error
 
 
 def input_changed(source: Path, before: int, after: int) -> BrokenInput:

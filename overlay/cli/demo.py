@@ -76,13 +76,13 @@ def _workplace(keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True)
     except FileExistsError as error:
         hint = "name a folder that does not exist yet"
-        raise InvalidUsage(f"{keep}: exists", code="demo-exists", hint=hint, path=str(keep)) from error
+        raise InvalidUsage(f"{keep}: exists", code="demo-exists", hint=hint, where=str(keep)) from error
     except OSError as error:
         raise CannotWrite(
             f"{keep}: cannot be made: {error.strerror}",
             code="demo-not-made",
             hint="name a folder that you may write to with --keep",
-            path=str(keep),
+            where=str(keep),
         ) from error
     yield keep.resolve()
 

@@ -84,8 +84,11 @@ def _sha256(content: bytes | Path) -> bytes:
             hint="download the overlay again, or remove the link",
             where=str(content),
         )
-    with content.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
+    try:
+        with content.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").digest()
+    except OSError as error:
+        raise explain_os_error(content, error) from error
 
 
 def _walk_order(path: str) -> tuple[tuple[bool, str], ...]:

@@ -193,6 +193,19 @@ def test_an_input_that_cannot_be_read_is_named(cache: Cache, source: Path) -> No
     assert caught.value.code == "unreadable"
 
 
+def test_a_fault_of_the_source_is_not_blamed_on_the_root(
+    cache: Cache, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that cannot read the input in its middle: the input is named, and no object is made of it."""
+
+    monkeypatch.setattr(os, "copy_file_range", fail(errno.EIO))
+    monkeypatch.setattr(os, "read", fail(errno.EIO))
+    with pytest.raises(BrokenInput, match=f"{source}: cannot be read: Input/output error"):
+        cache.link_object(source, DIGEST, "copy", shared_store=True)
+
+    assert not cache.has_object(DIGEST, len(DATA))
+
+
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM])
 def test_copying_needs_no_help_of_the_kernel(
     cache: Cache, source: Path, monkeypatch: pytest.MonkeyPatch, code: int
