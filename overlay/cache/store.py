@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from overlay.cache import actions, locks, trees
 from overlay.cache.disk import (
+    cannot_write,
+    existing,
     free_room,
     fsync,
     has_layout,
@@ -88,6 +91,18 @@ class Cache:
                 needed=needed,
                 free=free,
             )
+
+    def require_writable(self) -> None:
+        """Refuse a job on a root that this user cannot write; nothing is written to find out.
+
+        Raises:
+            CannotWrite: It cannot be written.
+        """
+        place = existing(self.root.staging)
+        if not os.access(place, os.W_OK | os.X_OK):
+            read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+            number = errno.EROFS if read_only else errno.EACCES
+            raise cannot_write(OSError(number, os.strerror(number), str(place)), self.root, f"write to {place}")
 
     # Objects
 

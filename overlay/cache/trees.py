@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Published", "check_location", "is_our_link", "location_target", "publish_tree", "swing_location"]
+__all__ = ["Published", "check_location", "is_our_link", "location_target", "move_aside", "publish_tree", "swing_location"]
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 _ATTEMPTS = 5
@@ -67,7 +67,7 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
         for _ in range(_ATTEMPTS):
             if _is_sound(target, verify):
                 return Published(target, "adopted")
-            _move_aside(root, target)
+            move_aside(root, target)
             if _move_in(root, staged, target):
                 return Published(target, "built")
     raise TryAgain(
@@ -111,7 +111,7 @@ def _settle(root: CacheRoot, staged: Path) -> None:
         fsync(Path(folder))
 
 
-def _move_aside(root: CacheRoot, target: Path) -> None:
+def move_aside(root: CacheRoot, target: Path) -> None:
     """Take a damaged tree out in one step; it goes with the staging folder that takes it."""
     with (
         staging(root) as aside,

@@ -69,7 +69,7 @@ def test_rubbish_in_a_trees_place_gives_way(cache: Cache, what: str) -> None:
 def test_endless_damage_ends(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who keeps putting damaged trees there does not keep us for ever."""
     publish(cache, "first")
-    monkeypatch.setattr("overlay.cache.trees._move_aside", lambda *_: None)
+    monkeypatch.setattr("overlay.cache.trees.move_aside", lambda *_: None)
 
     with pytest.raises(TryAgain, match=TREE):
         publish(cache, "second", sound=False)
