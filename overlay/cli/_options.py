@@ -20,7 +20,7 @@ from overlay.planning.rules import DEFAULT_RULE, RULES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIRECTORY", "FILE", "Common", "build_options", "common_options", "link_option"]
+__all__ = ["DIRECTORY", "FILE", "Common", "build_options", "common_options", "link_option", "rule_flags", "rule_option"]
 
 LEAST_MEMORY = 64 * 10**6
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -56,8 +56,12 @@ _OPTIONS = (
 )
 
 
+rule_option = click.option(
+    "--rule", type=click.Choice(RULES), default=DEFAULT_RULE, show_default=True, help="Numeric rule."
+)
+
 _BUILD_OPTIONS = (
-    click.option("--rule", type=click.Choice(RULES), default=DEFAULT_RULE, show_default=True, help="Numeric rule."),
+    rule_option,
     click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N."),
     click.option("--jobs", type=click.IntRange(min=1), help="Worker threads.  [default: what pays on this machine]"),
     click.option(
@@ -145,6 +149,11 @@ link_option = click.option(
     show_default=True,
     help="How unchanged files come over.",
 )
+
+
+def rule_flags(rule: str) -> tuple[str, ...]:
+    """Flags of a command to suggest for a model of this rule."""
+    return () if rule == DEFAULT_RULE else ("--rule", rule)
 
 
 def build_options(function: Callable[..., None]) -> Callable[..., None]:

@@ -65,10 +65,12 @@ class PlannedModel:
         room: Bytes needed on the cache root's filesystem.
         free: Bytes free there.
         root: The cache root.
+        present: Whether the model is published already, so that a run does nothing.
     """
 
     model: str
     location: str
+    present: bool
     rule: str
     bytes_downloaded: int
     bytes_read: int
@@ -135,7 +137,9 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     options = common.options(**choices)
     _hush_hub_client(common)
     if dry_run:
-        planned = PrewarmPlan(tuple(_planned(overlay.plan(model, options), common) for model in models))
+        planned = PrewarmPlan(
+            tuple(_planned(overlay.plan(model, options, phase=phases(common.output)), common) for model in models)
+        )
         common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))
         return
     done = Prewarmed(
@@ -169,6 +173,7 @@ def _planned(work: overlay.Work, common: Common) -> PlannedModel:
     return PlannedModel(
         model=work.plan.model,
         location=work.plan.location,
+        present=work.is_present,
         rule=work.plan.rule,
         bytes_downloaded=counters.downloaded,
         bytes_read=counters.read,
@@ -208,7 +213,8 @@ def _prewarmed(done: overlay.Materialization) -> PrewarmedModel:
 
 def _plan_text(plan: PrewarmPlan, *, verbose: bool) -> Iterator[str]:
     for model in plan.models:
-        yield style(model.model, "strong")
+        present = f"  {style('present', 'good')}" if model.present else ""
+        yield f"{style(model.model, 'strong')}{present}"
         short = style("  NOT ENOUGH", "bad") if model.room > model.free else ""
         room = f"room {format_bytes(model.room)} of {format_bytes(model.free)} free in {model.root}{short}"
         yield f"  {_moved(model, ('download', 'read', 'write', 'link'))} · {room}"

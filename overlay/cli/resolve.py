@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, common_options
+from overlay.cli._options import Common, common_options, rule_flags, rule_option
 from overlay.cli._output import Role, columns, style
 from overlay.errors import NotHere
 
@@ -83,36 +83,41 @@ class Place:
 @click.command(short_help="Show a model's pins, recipe, location and state.")
 @click.argument("model")
 @click.option("--path", "only_path", is_flag=True, help="Print only the directory; status 3 when it is not there.")
+@rule_option
 @common_options
-def resolve(common: Common, model: str, only_path: bool) -> None:
+def resolve(common: Common, model: str, only_path: bool, rule: str) -> None:
     """Show a model's pins, its recipe, where it belongs and whether it is there.
 
     MODEL is a registry key, a local folder or Hub cache path that maps to one, or an overlay folder. No request is
     made and nothing is written.
     """
     if only_path:
-        _print_path(common, model)
+        _print_path(common, model, rule)
         return
-    document = _document(common, model, overlay.resolve(model, common.options()))
+    document = _document(common, model, overlay.resolve(model, common.options(rule=rule)), rule)
     common.output.result(document, lambda: _text(document))
 
 
 @click.command(short_help="Print the directory of a materialized model.")
 @click.argument("model")
+@rule_option
 @common_options
-def path(common: Common, model: str) -> None:
+def path(common: Common, model: str, rule: str) -> None:
     """Print the directory of a materialized model; status 3 when it is not there."""
-    _print_path(common, model)
+    _print_path(common, model, rule)
 
 
-def _print_path(common: Common, model: str) -> None:
-    state = overlay.resolve(model, common.options()).state
+def _print_path(common: Common, model: str, rule: str) -> None:
+    state = overlay.resolve(model, common.options(rule=rule)).state
     if state.name != "present" or state.tree is None:
         why = f": {state.why}" if state.why else ""
         raise NotHere(
             f"{model}: {state.name}{why}",
             code=f"model-{state.name}",
-            hint=common.command("prewarm", model),
+            # Of another rule: most likely that is the one that is meant.
+            hint=common.command("path", model, "--rule", state.rule)
+            if state.rule
+            else common.command("prewarm", model, *rule_flags(rule)),
             model=model,
             location=state.location,
         )
@@ -120,7 +125,7 @@ def _print_path(common: Common, model: str) -> None:
     common.output.result(document, lambda: [document.path])
 
 
-def _document(common: Common, model: str, found: overlay.Resolved) -> ResolvedModel:
+def _document(common: Common, model: str, found: overlay.Resolved, rule: str) -> ResolvedModel:
     resolution, state = found.resolution, found.state
     entry = resolution.entry
     folder = resolution.source_folder
@@ -141,7 +146,7 @@ def _document(common: Common, model: str, found: overlay.Resolved) -> ResolvedMo
         entry=f"{entry.origin}:{entry.line}" if entry.line else entry.origin,
         replaced=found.replaced,
         notes=(*resolution.notes, *_hub_notes(common)),
-        next=_next(common, model, found, pinned=pinned),
+        next=_next(common, model, found, rule, pinned=pinned),
     )
 
 
@@ -151,13 +156,17 @@ def _hub_notes(common: Common) -> tuple[str, ...]:
     return (f"the hub folder {common.hub} does not exist, so nothing can be built from it",)
 
 
-def _next(common: Common, model: str, found: overlay.Resolved, *, pinned: bool) -> str | None:
+def _next(common: Common, model: str, found: overlay.Resolved, rule: str, *, pinned: bool) -> str | None:
     # MODEL as it was typed: a folder means another source or overlay than the model's name, and its spelling counts.
     if found.state.name == "present":
-        return common.command("verify", model)
+        return common.command("verify", model, *rule_flags(rule))
     if found.resolution.entry.recipe.name == "python":
         return None
-    flags = [*([] if pinned else ["--allow-floating"]), *(["--dry-run"] if found.state.name == "unknown" else [])]
+    flags = [
+        *rule_flags(rule),
+        *([] if pinned else ["--allow-floating"]),
+        *(["--dry-run"] if found.state.name == "unknown" else []),
+    ]
     return common.command("prewarm", model, *flags)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, common_options
+from overlay.cli._options import Common, common_options, rule_flags, rule_option
 from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.errors import InvalidUsage, NotHere
@@ -62,10 +62,11 @@ class Verified:
     show_default=True,
     help="quick: names, sizes, record. full: every byte.",
 )
+@rule_option
 @common_options
-def verify(common: Common, target: str, level: str) -> None:
+def verify(common: Common, target: str, level: str, rule: str) -> None:
     """Check that a materialization is what its record says; status 1 when it is not."""
-    found = overlay.verify(_folder(common, target), level, phase=phases(common.output))
+    found = overlay.verify(_folder(common, target, rule), level, phase=phases(common.output))
     document = Verified(
         ok=found.ok,
         path=str(found.path),
@@ -80,7 +81,7 @@ def verify(common: Common, target: str, level: str) -> None:
         model = document.model if found.path == Path(target).resolve() else target
         if model and _is_cached(common, found.path):
             # What is present is not built again, so the bad bytes have to go first.
-            again = common.command("cache", "rm", found.path.name), common.command("prewarm", model)
+            again = common.command("cache", "rm", found.path.name), common.command("prewarm", model, *rule_flags(rule))
             common.output.remark(f"to build it again: {' && '.join(again)}")
         raise click.exceptions.Exit(1)
 
@@ -91,14 +92,14 @@ def _is_cached(common: Common, folder: Path) -> bool:
     return folder.parent == open_cache(common.options(), create=False).root.trees.resolve()
 
 
-def _folder(common: Common, target: str) -> Path:
+def _folder(common: Common, target: str, rule: str) -> Path:
     """A folder with a record, else what the location of the model of that name leads to."""
     from overlay.materialization.record import RECORD_NAME
 
     if (Path(target) / RECORD_NAME).is_file():
         return Path(target)
     try:
-        state = overlay.resolve(target, common.options()).state
+        state = overlay.resolve(target, common.options(rule=rule)).state
     except InvalidUsage as error:
         if error.code == "unknown-folder":
             return Path(target)  # to be told what it lacks
@@ -107,7 +108,7 @@ def _folder(common: Common, target: str) -> Path:
         raise NotHere(
             f"{target}: {state.name}, nothing to verify",
             code=f"model-{state.name}",
-            hint=common.command("prewarm", target),
+            hint=common.command("prewarm", target, *rule_flags(rule)),
             model=target,
         )
     return state.tree

@@ -18,6 +18,7 @@ from overlay.errors import BrokenInput
 from overlay.formats.local import open_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = [
@@ -103,12 +104,18 @@ def file_digest(path: Path, algorithm: Algorithm) -> str:
         return descriptor_digest(descriptor, algorithm)
 
 
-def descriptor_digest(descriptor: int, algorithm: Algorithm) -> str:
-    """As ``file_digest``, from an open descriptor's present position to its end."""
+def descriptor_digest(descriptor: int, algorithm: Algorithm, progress: Callable[[int], None] | None = None) -> str:
+    """As ``file_digest``, from an open descriptor's present position to its end.
+
+    Args:
+        progress: Called with the bytes of each read.
+    """
     hasher = _hasher(algorithm)
     buffer = memoryview(bytearray(_BUFFER))
     while count := os.readv(descriptor, [buffer]):
         hasher.update(buffer[:count])
+        if progress:
+            progress(count)
     return hasher.digest()
 
 

@@ -16,6 +16,8 @@ from overlay.fingerprint.digests import descriptor_digest, parse_digest
 from overlay.formats.local import file_stat, open_file
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from overlay.errors import OverlayError
 
 __all__ = ["DigestMemo"]
@@ -44,24 +46,33 @@ class DigestMemo:
         self._write = write
         self._known: dict[str, tuple[_Identity, str]] = {}
 
-    def sha256(self, path: Path) -> str:
+    def sha256(self, path: Path, progress: Callable[[int], None] | None = None) -> str:
         """``sha256:<hex>`` of a file's content, through links.
+
+        Args:
+            progress: Called with the bytes of each read, where the file has to be read.
 
         Raises:
             TryAgain: The file changed while it was read.
             OverlayError: The file cannot be read (``formats.local``).
         """
+        known = self._remembered(path)
+        return known if known is not None else self._compute(os.path.realpath(path), progress)
+
+    def knows(self, path: Path) -> bool:
+        """Whether :meth:`sha256` would not read the file."""
+        return self._remembered(path) is not None
+
+    def _remembered(self, path: Path) -> str | None:
         identity = _identity(file_stat(path))
         real = os.path.realpath(path)
         known = self._known.get(real) or self._load(real)
-        if known is not None and known[0] == identity:
-            return known[1]
-        return self._compute(real)
+        return known[1] if known is not None and known[0] == identity else None
 
-    def _compute(self, real: str) -> str:
+    def _compute(self, real: str, progress: Callable[[int], None] | None) -> str:
         begun = time.time_ns()
         with open_file(Path(real)) as (descriptor, before):
-            digest = descriptor_digest(descriptor, "sha256")
+            digest = descriptor_digest(descriptor, "sha256", progress)
             after = os.fstat(descriptor)
         identity = _identity(before)
         if identity != _identity(after):

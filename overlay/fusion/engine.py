@@ -68,7 +68,7 @@ class Engine:
             InvalidUsage: No such device.
             CheckFailed: The GPU that was asked for does not compute as the rule says; ``auto`` takes the CPU then.
         """
-        found = _find_device(device)
+        found = find_device(device)
         if found.type == "cpu":
             return cls._on_cpu(found)
         outcome, failure = _tested(cls(found, None))
@@ -203,7 +203,12 @@ def _tested(candidate: Engine) -> tuple[SelfTest | None, str]:
     return outcome, "" if outcome.passed else f"failed the start-up test at {outcome.mismatches[0]}"
 
 
-def _find_device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device of this name, as :meth:`Engine.start` takes it.
+
+    Raises:
+        InvalidUsage: There is none.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     known = {"cpu": "cpu", **{f"cuda:{index}": f"cuda:{index}" for index in range(gpus)}}
     if gpus:

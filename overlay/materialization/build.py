@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from overlay.materialization.survey import Step
     from overlay.planning.outputs import Input
 
-__all__ = ["Builder", "Carried", "Made", "Sink", "recorded", "start_engine"]
+__all__ = ["Builder", "Carried", "Made", "Sink", "recorded", "require_device", "start_engine"]
 
 
 Linked = Literal["present", "reflink", "hardlink", "copy"]
@@ -69,6 +69,18 @@ def start_engine(steps: Iterable[Step], device: str) -> Engine | None:
     from overlay.fusion.engine import Engine
 
     return Engine.start(device)
+
+
+def require_device(device: str) -> None:
+    """Refuse the name of a device that is not there.
+
+    Raises:
+        InvalidUsage: It is not.
+    """
+    if device not in ("auto", "cpu"):  # these are everywhere, and a dry run needs no torch
+        from overlay.fusion.engine import find_device
+
+        find_device(device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from overlay.fingerprint import DigestMemo, file_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
 from overlay.formats.local import file_stat
-from overlay.materialization.build import Builder, start_engine
+from overlay.materialization.build import Builder, require_device, start_engine
 from overlay.materialization.inputs import input_changed
 from overlay.materialization.out_folder import new_folder, require_new
 from overlay.materialization.record import RECORD_NAME, record_bytes
@@ -106,7 +106,9 @@ def fuse(
     sources = _Sources(existing_folder(base).absolute(), [Path(adapter) for adapter in adapters])
     plan, left_out = _plan(sources, rule, out.name)
     work = _work(plan, sources, link)
-    if not dry_run:
+    if dry_run:
+        require_device(device)
+    else:
         with new_folder(out, work.room) as staged, sources.base_digests(plan) as digests:
             sink = FolderSink(staged, sources.locate, digests, ways(link, shared_store=False))
             engine = start_engine(work.steps, device)

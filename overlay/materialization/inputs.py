@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.fingerprint import DigestMemo
-    from overlay.hub import Repo
+    from overlay.hub import Inventory, Repo
     from overlay.materialization.request import Phase
     from overlay.materialization.survey import Step, Work
     from overlay.planning.outputs import Input
 
-__all__ = ["Checks", "Inputs", "fetch", "input_changed"]
+__all__ = ["Checks", "Inputs", "fetch", "hash_ahead", "input_changed"]
+
+_MOST_HASHED = 8
+"""Files at a time; a disk gives no more to more readers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,21 @@ def fetch(work: Work, repos: Mapping[str, Repo], phase: Phase) -> Inputs:
             for path, local in repos[name].fetch(sorted(wanted), update).items()
         }
     return Inputs(paths)
+
+
+def hash_ahead(inventory: Inventory, rule: str, memo: DigestMemo, phase: Phase) -> None:
+    """Take the digests of a folder's files that the plan will ask for: several at a time, and for all to see."""
+    from overlay.planning.recipes import files_to_digest
+
+    places = [repo.local(path) for repo, path in files_to_digest(inventory, rule)]
+    # Largest first, so that no long file is left for the end.
+    sizes = {path: path.stat().st_size for path in places if path is not None and not memo.knows(path)}
+    if not sizes:
+        return
+    workers = min(_MOST_HASHED, len(os.sched_getaffinity(0)))
+    with phase("hash", sum(sizes.values())) as update, ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(lambda path: memo.sha256(path, update), sorted(sizes, key=lambda path: -sizes[path])):
+            pass
 
 
 class Checks:

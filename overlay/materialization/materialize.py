@@ -11,7 +11,7 @@ from overlay.errors import BrokenInput, InvalidUsage, TryAgain
 from overlay.fingerprint import bytes_digest
 from overlay.materialization import sinks
 from overlay.materialization.build import Builder, Made, start_engine
-from overlay.materialization.inputs import Checks, fetch
+from overlay.materialization.inputs import Checks, fetch, hash_ahead
 from overlay.materialization.record import read_record, record_bytes, tree_name
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.materialization.resolve import location_at_hand
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo
     from overlay.hub import Inventory
     from overlay.materialization.request import Phase
+    from overlay.materialization.state import State
     from overlay.planning.plan import Plan
     from overlay.registry import Resolution
 
@@ -61,19 +62,34 @@ class Materialization:
     notes: tuple[str, ...] = ()
 
 
-def plan(model: str, options: Options = DEFAULTS) -> Work:
+def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> Work:
     """What :func:`materialize` would do, with every byte counted. Reads metadata and headers; builds nothing.
 
     Raises:
-        OverlayError: As :func:`materialize` up to its first write.
+        OverlayError: As :func:`materialize` up to its first write, and that this write is not possible.
     """
     resolution = resolve_model(model, load_registry(options.registry))
     cache = open_cache(options, create=False)
-    inventory = _inventory(resolution, options, open_memo(cache, write=False))
-    the_plan = _plan(inventory, options)
+    memo = open_memo(cache, write=False)
+    inventory = _inventory(resolution, options, memo)
+    the_plan = _plan(inventory, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
-    return survey(the_plan, inventory.repos, cache, options.link)
+    work = survey(the_plan, inventory.repos, cache, options.link)
+    if _present(resolution, options) is not None:
+        return replace(work, is_present=True)
+    if not work.is_done or cache.location_target(the_plan.location) is None:
+        cache.require_writable()
+    return work
+
+
+def _present(resolution: Resolution, options: Options) -> State | None:
+    """The state of a model that is here, as pins alone can tell; None where a run has to look closer."""
+    if not is_settled(resolution) or options.only:
+        return None
+    cache = open_cache(options, create=False)
+    state = find_state(resolution, cache, options.rule, location_at_hand(resolution, options))
+    return state if state.name == "present" else None
 
 
 def _inventory(resolution: Resolution, options: Options, memo: DigestMemo) -> Inventory:
@@ -86,9 +102,10 @@ def _inventory(resolution: Resolution, options: Options, memo: DigestMemo) -> In
     )
 
 
-def _plan(inventory: Inventory, options: Options) -> Plan:
+def _plan(inventory: Inventory, options: Options, memo: DigestMemo, phase: Phase) -> Plan:
     from overlay.planning.recipes import make_plan
 
+    hash_ahead(inventory, options.rule, memo, phase)
     whole = make_plan(inventory, options.rule)
     if not options.only:
         return whole
@@ -122,16 +139,13 @@ def materialize(
     """
     started = time.monotonic()
     resolution = resolve_model(model, load_registry(options.registry))
-    if is_settled(resolution) and not options.only:
-        here = open_cache(options, create=False)
-        state = find_state(resolution, here, options.rule, location_at_hand(resolution, options))
-        if state.name == "present":
-            seconds = time.monotonic() - started
-            return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
+    if state := _present(resolution, options):
+        seconds = time.monotonic() - started
+        return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
     cache = open_cache(options, create=True)
     memo = open_memo(cache, write=True)
     inventory = _inventory(resolution, options, memo)
-    the_plan = _plan(inventory, options)
+    the_plan = _plan(inventory, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
     with cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait):

@@ -36,12 +36,14 @@ class State:
         location: Where a consumer looks; None where that is unknown.
         tree: The materialization that the location leads to.
         why: One sentence for every state but ``present`` and ``absent``.
+        rule: The rule that a tree was built by, where that is not the one that is wanted; else empty.
     """
 
     name: Literal["present", "stale", "damaged", "absent", "unknown"]
     location: Path | None
     tree: Path | None = None
     why: str = ""
+    rule: str = ""
 
 
 def is_settled(resolution: Resolution) -> bool:
@@ -111,7 +113,8 @@ def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noq
     if record is None:
         return State("damaged", location, tree, f"{tree} has no record")
     if difference := _difference(record, entry, rule):
-        return State("stale", location, tree, difference)
+        other = record.rule if record.rule != rule else None
+        return State("stale", location, tree, difference, other or "")
     if problems := quick_problems(tree, record):
         return State("damaged", location, tree, f"{problems[0].path}: {problems[0].what}")
     return State("present", location, tree)

@@ -89,6 +89,7 @@ class Work:
         counters: What a run will count.
         room: Bytes that the cache root's filesystem needs: what is written or copied, and downloads that land there.
         notes: Why files are copied, where nobody asked for that.
+        is_present: Whether the model is published already, so that a run would do nothing.
     """
 
     plan: Plan
@@ -97,6 +98,7 @@ class Work:
     counters: Counters
     room: int
     notes: tuple[str, ...] = ()
+    is_present: bool = False
 
     @property
     def is_done(self) -> bool:

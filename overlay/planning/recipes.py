@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, Untrusted
+from overlay.fingerprint import bytes_digest
 from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.model_index import read_model_index
@@ -23,11 +25,11 @@ if TYPE_CHECKING:
 
     from overlay.formats.files import Files
     from overlay.formats.manifest import Manifest
-    from overlay.hub import Inventory
+    from overlay.hub import Inventory, Repo
     from overlay.planning.outputs import OutputFile
     from overlay.registry import Entry
 
-__all__ = ["check_buildable", "make_plan"]
+__all__ = ["check_buildable", "files_to_digest", "make_plan"]
 
 MODEL_INDEX = "model_index.json"
 
@@ -58,8 +60,34 @@ def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
         )
 
 
-def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE) -> Plan:
+def files_to_digest(inventory: Inventory, rule: str) -> tuple[tuple[Repo, str], ...]:
+    """Files of folders whose digests a plan asks for: found by making one with stand-ins, which reads none of them.
+
+    Raises:
+        OverlayError: As :func:`make_plan`.
+    """
+    asked: dict[tuple[str, str], tuple[Repo, str]] = {}
+
+    def stand_in(repo: Repo, path: str) -> str:
+        if repo.shared_store:
+            return repo.digest(path)
+        asked[repo.repo, path] = repo, path
+        return bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
+
+    if not all(repo.shared_store for repo in inventory.repos.values()):
+        make_plan(inventory, rule, stand_in)
+    return tuple(asked.values())
+
+
+def _own_digest(repo: Repo, path: str) -> str:
+    return repo.digest(path)
+
+
+def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[Repo, str], str] = _own_digest) -> Plan:
     """Every output file of a model, known from headers, small files and digests.
+
+    Args:
+        digest: Gives the digest of a repo's file.
 
     Raises:
         InvalidUsage: No such rule.
@@ -67,7 +95,7 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE) -> Plan:
     """
     check_rule(rule)
     entry, overlay = inventory.resolution.entry, inventory.overlay
-    sources = _sources(inventory)
+    sources = _sources(inventory, digest)
     manifest = sources.manifest
     if manifest is not None:
         check_buildable(entry, manifest)
@@ -96,8 +124,10 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE) -> Plan:
     )
 
 
-def _sources(inventory: Inventory) -> Sources:
-    books = {name: InputBook(repo, repo.repo, repo.revision, repo.digest) for name, repo in inventory.repos.items()}
+def _sources(inventory: Inventory, digest: Callable[[Repo, str], str]) -> Sources:
+    books = {
+        name: InputBook(repo, repo.repo, repo.revision, partial(digest, repo)) for name, repo in inventory.repos.items()
+    }
     overlay = books[inventory.overlay.repo] if inventory.overlay is not None else None
     return Sources(
         source=books[inventory.source.repo],
@@ -135,6 +165,8 @@ def _check_required(inventory: Inventory, manifest: Manifest) -> None:
         if path.endswith(f"/{old}") and (twin := f"{path.removesuffix(old)}{new}") in present
     ]
     hint = "pin an overlay and a source that belong together"
+    if not inventory.source.shared_store:
+        hint = f"put these files into {inventory.source.name}"
     if renamed:
         hint = f"the source has {renamed[0]} instead: pin the overlay revision that asks for that name"
     raise BrokenInput(

@@ -17,7 +17,7 @@ from overlay.cache import Cache
 from overlay.cache.collecting import rm
 from overlay.errors import BrokenInput, TryAgain
 from overlay.formats.materialized import RECORD_NAME
-from overlay.materialization import build
+from overlay.materialization.inputs import fetch
 from overlay.materialization.materialize import materialize
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ def test_a_folders_file_that_changes_during_a_run_makes_no_object(
     hub = replace(world[0], root=shutil.copytree(world[0].root, tmp_path / "hub"))
     [file] = hub.source_folder.glob(edited)
     original = file.read_bytes()
-    fetch = build.fetch
     monkeypatch.setattr("overlay.fingerprint.memo._SETTLED_NS", settled_ns)
 
     def fetch_and_edit(*args: Any) -> Any:
@@ -76,7 +75,7 @@ def test_a_folders_file_that_changes_during_a_run_makes_no_object(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(build, "fetch", fetch_and_edit)
+        patch.setattr("overlay.materialization.materialize.fetch", fetch_and_edit)
         with pytest.raises(BrokenInput) as caught:
             materialize(VDN, options(hub, tmp_path / "root"))
     assert caught.value.code == "input-changed"

@@ -378,3 +378,28 @@ def test_every_schema_was_tried() -> None:
     source = Path(__file__).read_text()
 
     assert [name for name in generate_docs.DOCUMENTS if f'"{name}"' not in source] == []
+
+
+def test_a_model_of_another_rule_is_found_by_its_rule(own_world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """path, resolve and verify take --rule; without it, the hint is the command that has it."""
+    assert run(["prewarm", MODEL, "--rule", "openvdn", "-q"]) == 0
+    capsys.readouterr()
+    assert run(["path", MODEL]) == 3
+    assert f"overlay path {MODEL} --rule openvdn" in capsys.readouterr().err
+    assert run(["path", MODEL, "--rule", "openvdn"]) == 0
+    found = Path(capsys.readouterr().out.strip())
+    assert json.loads((found / "overlay_record.json").read_bytes())["rule"] == "openvdn"
+    assert run(["resolve", MODEL, "--rule", "openvdn"]) == 0
+    assert f"overlay verify {MODEL} --rule openvdn" in capsys.readouterr().out
+    assert run(["verify", MODEL, "--rule", "openvdn", "--level", "quick"]) == 0
+    assert run(["resolve", MODEL]) == 0
+    assert f"overlay prewarm {MODEL}" in capsys.readouterr().out
+
+
+def test_a_dry_run_of_what_is_here_says_present(world: World, document: Callable[..., dict[str, Any]]) -> None:
+    """And the run of another rule would build."""
+    assert [model["present"] for model in document("prewarm-dry-run", "prewarm", MODEL, "--dry-run")["models"]] == [
+        True
+    ]
+    other = document("prewarm-dry-run", "prewarm", MODEL, "--dry-run", "--rule", "openvdn")
+    assert [model["present"] for model in other["models"]] == [False]

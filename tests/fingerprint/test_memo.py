@@ -38,9 +38,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     compute = memo.descriptor_digest
 
-    def counted(descriptor: int, algorithm: str) -> str:
+    def counted(descriptor: int, algorithm: str, progress: object) -> str:
         clock.hashed += 1
-        return compute(descriptor, algorithm)
+        return compute(descriptor, algorithm, progress)
 
     monkeypatch.setattr(memo, "time", clock)
     monkeypatch.setattr(memo, "descriptor_digest", counted)
@@ -297,7 +297,7 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(
     """A download still running is transient, and nothing is remembered."""
     path = _file(tmp_path / "x")
 
-    def growing(descriptor: int, algorithm: str) -> str:
+    def growing(descriptor: int, algorithm: str, _progress: object) -> str:
         assert (os.fstat(descriptor).st_size, algorithm, clock.hashed) == (8, "sha256", 0)
         with path.open("ab") as file:
             file.write(b"more")

@@ -224,3 +224,11 @@ def test_an_input_that_is_edited_meanwhile_is_noticed(
         fuse(base, [adapter], tmp_path / "out")
     assert caught.value.code == "input-changed"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_refuses_a_device_that_is_not_there(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """As the run would."""
+    for dry_run in (True, False):
+        with pytest.raises(InvalidUsage, match="cuda:99") as caught:
+            fuse(base, [adapter], tmp_path / "out", device="cuda:99", dry_run=dry_run)
+        assert caught.value.code == "no-such-device"

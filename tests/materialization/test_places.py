@@ -8,6 +8,7 @@ import re
 import shutil
 import stat
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -215,6 +216,7 @@ def test_a_hit_of_a_local_source_works_on_a_read_only_root(shared_build: Built, 
     readable_by_all(tmp_path)
     readable_by_all(shared_build.hub.root)
     assert as_plain_user(lambda: materialize(str(folder), chosen).result) == "present"
+    assert as_plain_user(lambda: plan(str(folder), chosen).is_done)
 
 
 def test_a_build_in_a_read_only_root_says_so_and_what_to_do(shared_build: Built, tmp_path: Path) -> None:
@@ -224,11 +226,12 @@ def test_a_build_in_a_read_only_root_says_so_and_what_to_do(shared_build: Built,
     readable_by_all(tmp_path)
     readable_by_all(shared_build.hub.root)
     chosen = options(shared_build.hub, root)
-    with pytest.raises(CannotWrite) as caught:
-        as_plain_user(lambda: materialize(VDN, chosen))
-    assert caught.value.code == "not-permitted"
-    assert str(root) in caught.value.message
-    assert "--cache-root" in str(caught.value.hint)
+    for run in (plan, materialize):
+        with pytest.raises(CannotWrite) as caught:
+            as_plain_user(partial(run, VDN, chosen))
+        assert caught.value.code == "not-permitted"
+        assert str(root) in caught.value.message
+        assert "--cache-root" in str(caught.value.hint)
 
 
 # Modes

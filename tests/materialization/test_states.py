@@ -233,3 +233,12 @@ def test_an_entry_that_floats_is_present_at_any_commit(built: Built, tmp_path: P
     floating = tmp_path / "floating.yaml"
     floating.write_text(text)
     assert state_of(built, registry=floating).name == "present"
+
+
+def test_a_model_of_another_rule_is_found_by_that_rule(built: Built) -> None:
+    """Built by openvdn: present for who asks for it, stale for who does not, with the rule named."""
+    done = materialize(VDN, built.options(rule="openvdn"))
+    asked = resolve(VDN, built.options(rule="openvdn")).state
+    assert (asked.name, asked.tree, asked.rule) == ("present", done.path, "")
+    other = resolve(VDN, built.options()).state
+    assert (other.name, other.rule) == ("stale", "openvdn")

@@ -51,6 +51,16 @@ def test_of_a_repo_what_a_server_downloads_counts(tmp_path: Path) -> None:
     assert identity.overlay_fingerprint == sglang.overlay_fingerprint(FILES.items())
 
 
+@pytest.mark.parametrize("left", [".cache/huggingface/download/README.md", ".git/config.json"])
+def test_what_a_download_leaves_behind_does_not_change_the_location(tmp_path: Path, left: str) -> None:
+    """``hf download --local-dir`` and git keep books of their own in the folder."""
+    add_repo(tmp_path, PINNED.repo, commit("b"), {**FILES, left: b"{}"})
+
+    identity = identified(entry(PINNED), opened(PINNED, tmp_path))
+
+    assert identity.overlay_fingerprint == sglang.overlay_fingerprint(FILES.items())
+
+
 def test_a_folder_in_place_of_an_unpinned_repo_is_that_repo(tmp_path: Path) -> None:
     """A revision without a commit, such as ``main``, is still a repo, of which a server downloads only some files."""
     floating = Pin(PINNED.repo, None, "nobody knows")

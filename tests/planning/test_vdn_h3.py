@@ -143,7 +143,7 @@ def test_every_required_file_that_is_missing_is_listed(plan_of: Planner, tiny: H
         (tiny.source_folder / path).unlink()
     error = refused(plan_of, tiny, tmp_path)
     assert error.data["missing"] == ["h3-base/vae/config.json", f"{STAGE}/linear_branch/model.safetensors"]
-    assert "belong together" in str(error.hint)
+    assert error.hint == f"put these files into {tiny.source_folder}"
 
 
 def test_a_missing_component_of_a_need_is_named(plan_of: Planner, tiny: HubFolder, tmp_path: Path) -> None:
