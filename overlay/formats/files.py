@@ -42,8 +42,8 @@ class Files(Protocol):
     def size(self, path: str) -> int:
         """Bytes of a file. Raises ``NotHere`` where there is none."""
 
-    def read_bytes(self, path: str) -> bytes:
-        """A small file, whole. Raises ``BrokenInput`` on more than ``MAX_SMALL_FILE`` or a Git LFS pointer."""
+    def read_bytes(self, path: str, most: int = MAX_SMALL_FILE) -> bytes:
+        """A small file, whole. Raises ``BrokenInput`` on more than ``most`` bytes or a Git LFS pointer."""
 
     def read_range(self, path: str, start: int, nbytes: int) -> bytes:
         """Exactly ``nbytes`` (up to ``MAX_RANGE``) from the absolute offset ``start``. Raises ``BrokenInput``."""
@@ -122,12 +122,12 @@ class Folder:
         """Bytes of a file, through links."""
         return file_stat(self._at(path)).st_size
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, most: int = MAX_SMALL_FILE) -> bytes:
         """A small file, whole."""
         with open_file(self._at(path)) as (descriptor, found):
-            if found.st_size > MAX_SMALL_FILE:
+            if found.st_size > most:
                 raise BrokenInput(
-                    f"{self.where(path)}: {found.st_size} bytes, expected at most {MAX_SMALL_FILE} for a small file",
+                    f"{self.where(path)}: {found.st_size} bytes, expected at most {most} for a small file",
                     code="too-large",
                     hint="check that this is the right file",
                     where=self.where(path),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["MARKER_NAME", "PREFUSED_NAME", "RECORD_NAME"]
+__all__ = ["LARGEST_RECORD", "MARKER_NAME", "PREFUSED_NAME", "RECORD_NAME"]
 
 RECORD_NAME = "overlay_record.json"
 """This program's record, at the top of the folder."""
+
+LARGEST_RECORD = 2**30
+"""Bytes of a record at most: it tells of every tensor, and of 300,000 tensors that takes some 70 MB."""
 
 MARKER_NAME = ".sglang_overlay_materialized.json"
 """SGLang's mark that a materialization is finished: it tests that this file exists, and never reads it."""

@@ -133,12 +133,12 @@ class HubRepo:
             )
         return {path: place for path, place in found.items() if place is not None}
 
-    def read_bytes(self, path: str) -> bytes:
+    def read_bytes(self, path: str, most: int = MAX_SMALL_FILE) -> bytes:
         """A small file, whole; brought into the Hub's cache first, and held against its digest."""
         size = self.size(path)
-        if size > MAX_SMALL_FILE:
+        if size > most:
             raise BrokenInput(
-                f"{self.where(path)}: {size} bytes, expected at most {MAX_SMALL_FILE} for a small file",
+                f"{self.where(path)}: {size} bytes, expected at most {most} for a small file",
                 code="too-large",
                 hint="check that this is the right file",
                 where=self.where(path),

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.errors import BrokenInput, NotHere, OverlayError
 from overlay.fingerprint import action_key, parse_digest
-from overlay.formats.files import safe_path
-from overlay.formats.local import open_file, read_span
-from overlay.formats.materialized import RECORD_NAME
+from overlay.formats.files import Folder, safe_path
+from overlay.formats.materialized import LARGEST_RECORD, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 
 if TYPE_CHECKING:
@@ -37,9 +36,6 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
-
-_LARGEST = 2**30
-"""Bytes of a record at most: one of some 300,000 tensors has 80 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +136,7 @@ def read_record(folder: Path) -> Record | None:
     """
     path = folder / RECORD_NAME
     try:
-        document = parse_object(_read(path), str(path))
+        document = parse_object(Folder(folder).read_bytes(RECORD_NAME, LARGEST_RECORD), str(path))
     except NotHere:
         return None
     except OverlayError as error:
@@ -155,13 +151,6 @@ def read_record(folder: Path) -> Record | None:
             hint="it was written by another version of this program, or edited",
             path=str(path),
         ) from error
-
-
-def _read(path: Path) -> bytes:
-    with open_file(path) as (descriptor, found):
-        if found.st_size > _LARGEST:
-            raise BrokenInput(f"{path}: {found.st_size} bytes, expected at most {_LARGEST}", code="too-large")
-        return read_span(descriptor, 0, found.st_size)
 
 
 def _record(document: Mapping[str, Any], where: str) -> Record:

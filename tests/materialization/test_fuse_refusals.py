@@ -211,9 +211,9 @@ def test_an_input_that_is_edited_meanwhile_is_noticed(
         data = edited.read_bytes()
         if touch == "replaced":
             status = edited.stat()
-            edited.rename(tmp_path / "old")
-            edited.write_bytes(data)
-            os.utime(edited, ns=(status.st_atime_ns, status.st_mtime_ns))
+            (tmp_path / "new").write_bytes(data)
+            os.utime(tmp_path / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+            (tmp_path / "new").rename(edited)
         else:
             edited.write_bytes(data)
             os.utime(edited, ns=(1, 1))

@@ -14,6 +14,8 @@ from support.tensors import tensors_file, u8
 
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
 from overlay.fingerprint import bytes_digest
+from overlay.formats.adapters import fused_adapters
+from overlay.formats.files import Folder
 from overlay.formats.header import read_header
 from overlay.materialization.record import (
     RECORD_NAME,
@@ -304,15 +306,21 @@ def test_verifying_needs_neither_torch_nor_a_cache(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_record_of_a_base_with_very_many_tensors_is_read(tmp_path: Path) -> None:
-    """300,000 of them: some 80 MB of JSON, more than any small file of a repo may have."""
+    """350,000 of them: some 77 MB of JSON, more than any small file of a repo may have."""
     tensors = tuple(
-        RecordedTensor(f"model.layers.{number}.experts.weight", "BF16", (4096, 1536), f"xxh3_128:{number:032x}")
-        for number in range(300_000)
+        RecordedTensor(
+            f"language_model.model.layers.{number}.mlp.experts.down_proj.weight",
+            "BF16",
+            (4096, 1536),
+            f"xxh3_128:{number:032x}",
+        )
+        for number in range(350_000)
     )
     file = RecordedFile("model.safetensors", f"xxh3_128:{1:032x}", 10, tensors)
-    record = record_bytes({"schema_version": SCHEMA_VERSION, "outputs": [file.to_json()]})
+    record = record_bytes({"schema_version": SCHEMA_VERSION, "inputs": [], "outputs": [file.to_json()]})
     (tmp_path / RECORD_NAME).write_bytes(record)
     assert len(record) > 64 * 2**20
     found = read_record(tmp_path)
     assert found is not None
     assert found.outputs == (file,)
+    assert fused_adapters(Folder(tmp_path), "") == ()

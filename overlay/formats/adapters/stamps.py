@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import NotHere
-from overlay.formats.materialized import MARKER_NAME, PREFUSED_NAME, RECORD_NAME
+from overlay.formats.materialized import LARGEST_RECORD, MARKER_NAME, PREFUSED_NAME, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _has(files: Files, path: str) -> bool:
 
 
 def _read(files: Files, path: str) -> Stamp | None:
-    document = parse_object(files.read_bytes(path), files.where(path))
+    document = parse_object(files.read_bytes(path, LARGEST_RECORD), files.where(path))
     if path.endswith(PREFUSED_NAME):
         adapters = _objects(document.get("adapters"))
         return Stamp(path, _digests(f"sha256:{adapter.get('adapter_model_sha256')}" for adapter in adapters))
