@@ -22,6 +22,7 @@ SURFACE = {
     "overlay cache": "",
     "overlay cache ls": COMMON,
     "overlay cache info": f"TARGET {COMMON}",
+    "overlay cache repair": f"[TARGET]... --dry-run {COMMON}",
     "overlay cache rm": f"TARGET... --dry-run {COMMON}",
     "overlay cache gc": f"--max-size --max-age --dry-run {COMMON}",
     "overlay doctor": COMMON,

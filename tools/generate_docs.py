@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import TypeAdapter
 
-from overlay.cli import cache, compare, demo, doctor, fuse, prewarm, resolve, verify
+from overlay.cli import cache, cache_repair, compare, demo, doctor, fuse, prewarm, resolve, verify
 from overlay.cli._errors import ErrorDocument
 from overlay.cli._main import cli
 from overlay.cli._output import SCHEMA_VERSION
@@ -25,6 +25,7 @@ DOCUMENTS: dict[str, type] = {
     "cache-gc": cache.Removed,
     "cache-info": cache.CacheDetails,
     "cache-ls": cache.CacheListing,
+    "cache-repair": cache_repair.CacheRepair,
     "cache-rm": cache.Removed,
     "compare": compare.Compared,
     "demo": demo.Demonstration,

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Published", "check_location", "is_our_link", "location_target", "move_aside", "publish_tree", "swing_location"]
+__all__ = [
+    "Published",
+    "check_location",
+    "is_our_link",
+    "location_target",
+    "move_aside",
+    "publish_tree",
+    "swing_location",
+]
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 _ATTEMPTS = 5

@@ -13,6 +13,7 @@ import click
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_age, style
 from overlay.cli._types import AGE, SIZE
+from overlay.cli.cache_repair import repair
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
 from overlay.formats.wording import counted, format_bytes
 
@@ -108,7 +109,10 @@ class Removed:
 
 @click.group()
 def cache() -> None:
-    """Look into the cache, and remove from it."""
+    """Look into the cache, repair it, remove from it."""
+
+
+cache.add_command(repair)
 
 
 @cache.command("ls")

@@ -78,11 +78,9 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
     )
     common.output.result(document, lambda: _text(document))
     if not document.ok:
-        model = document.model if found.path == Path(target).resolve() else target
-        if model and _is_cached(common, found.path):
-            # What is present is not built again, so the bad bytes have to go first.
-            again = common.command("cache", "rm", found.path.name), common.command("prewarm", model, *rule_flags(rule))
-            common.output.remark(f"to build it again: {' && '.join(again)}")
+        if _is_cached(common, found.path):
+            # What is present is not built again by a prewarm, and other trees may share the bad bytes.
+            common.output.remark(f"to build what is bad again: {common.command('cache', 'repair')}")
         raise click.exceptions.Exit(1)
 
 

@@ -320,6 +320,24 @@ def test_cache_rm_of_nothing(world: World, document: Any) -> None:
     document("error", "cache", "rm", "no/such", status=3)
 
 
+def test_cache_repair(own_world: World, document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What verify finds, and names the repair for, is repaired; a sound cache stays as it is."""
+    [tree] = (own_world.cache / ".overlay/trees").iterdir()
+    config = tree / "transformer/config.json"
+    config.write_bytes(config.read_bytes().replace(b"{", b"["))
+    assert run(["verify", MODEL]) == 1
+    assert "overlay cache repair" in capsys.readouterr().err
+
+    assert document("cache-repair", "cache", "repair", "--dry-run")["trees"][0]["result"] == "rebuilt"
+    [done] = document("cache-repair", "cache", "repair", MODEL)["trees"]
+
+    assert (done["result"], len(done["problems"])) == ("rebuilt", 1)
+    assert run(["verify", MODEL, "-q"]) == 0
+    capsys.readouterr()
+    assert run(["cache", "repair"]) == 0
+    assert "sound" in capsys.readouterr().out
+
+
 def test_cache_gc(own_world: World, document: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """With nothing abandoned there is nothing to collect."""
     assert document("cache-gc", "cache", "gc", "--dry-run")["frees"] == 0
