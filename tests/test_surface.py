@@ -13,11 +13,11 @@ COMMON = "--json --registry --cache-root --hub --offline -q --quiet -v --verbose
 BUILD = "--rule --device --jobs --memory"
 SURFACE = {
     "overlay": "--version",
-    "overlay resolve": f"MODEL --path {COMMON}",
-    "overlay path": f"MODEL {COMMON}",
+    "overlay resolve": f"MODEL --path --rule {COMMON}",
+    "overlay path": f"MODEL --rule {COMMON}",
     "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link {BUILD} {COMMON}",
     "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",
-    "overlay verify": f"MODEL_OR_DIR --level {COMMON}",
+    "overlay verify": f"MODEL_OR_DIR --level --rule {COMMON}",
     "overlay compare": f"A B {COMMON}",
     "overlay cache": "",
     "overlay cache ls": COMMON,

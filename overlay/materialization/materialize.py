@@ -17,7 +17,7 @@ from overlay.materialization.request import DEFAULTS, Options, open_cache, open_
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.state import find_state, is_settled
-from overlay.materialization.survey import Counters, Work, components, survey
+from overlay.materialization.survey import Counters, Work, components, require_room_for_downloads, survey
 from overlay.materialization.verify import quick_problems
 from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
@@ -151,6 +151,7 @@ def materialize(
     with cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait):
         work = survey(the_plan, inventory.repos, cache, options.link)
         cache.require_room(work.room)
+        require_room_for_downloads(work, inventory.repos, cache)
         engine = start_engine(work.steps, options.device)
         inputs = fetch(work, inventory.repos, phase)
         with Checks(work, inputs, inventory.repos, memo) as checks:

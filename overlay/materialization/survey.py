@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.cache.disk import existing
+from overlay.cache.disk import existing, free_room
 from overlay.cache.links import ways
 from overlay.cache.probe import LinkOutlook, link_outlook
-from overlay.errors import BrokenInput
+from overlay.errors import BrokenInput, CannotWrite
 from overlay.fingerprint import bytes_digest, parse_digest
 from overlay.formats.layout import canonical_layout
+from overlay.formats.wording import format_bytes
 from overlay.hub import HubRepo
 from overlay.materialization.record import RecordedFile, RecordedTensor, carried_tensors
 from overlay.planning.actions import action_of
@@ -27,7 +28,18 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
 
-__all__ = ["Counters", "How", "Step", "Work", "built_step", "carried_step", "components", "counters_of", "survey"]
+__all__ = [
+    "Counters",
+    "How",
+    "Step",
+    "Work",
+    "built_step",
+    "carried_step",
+    "components",
+    "counters_of",
+    "require_room_for_downloads",
+    "survey",
+]
 
 How = Literal["generate", "alias", "present", "build", "reflink", "hardlink", "copy"]
 
@@ -246,6 +258,29 @@ class _Links:
 def _same_filesystem(repo: Repo, cache: Cache) -> bool:
     store = repo.snapshot if isinstance(repo, HubRepo) else cache.root.path
     return existing(store).stat().st_dev == existing(cache.root.path).stat().st_dev
+
+
+def require_room_for_downloads(work: Work, repos: Mapping[str, Repo], cache: Cache) -> None:
+    """Refuse a job whose downloads do not fit where the Hub's cache lies, if that is another disk than the root's.
+
+    Raises:
+        CannotWrite: Less is free there than is to be downloaded.
+    """
+    elsewhere = [source for source in work.missing if not _same_filesystem(repos[source.repo], cache)]
+    stores = [repo.snapshot for repo in repos.values() if isinstance(repo, HubRepo)]
+    if not elsewhere or not stores:
+        return
+    needed, free = sum(source.size for source in elsewhere), free_room(stores[0])
+    if free < needed:
+        where = existing(stores[0])
+        raise CannotWrite(
+            f"{where}: {format_bytes(needed)} to download, {format_bytes(free)} free",
+            code="no-room",
+            hint="free some room there (hf cache ls), or move the Hub's cache with HF_HOME or HF_HUB_CACHE",
+            where=str(where),
+            needed=needed,
+            free=free,
+        )
 
 
 def components(outputs: Iterable[OutputFile]) -> tuple[str, ...]:

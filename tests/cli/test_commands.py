@@ -202,7 +202,7 @@ def test_verify_finds_damage(own_world: World, document: Any, capsys: pytest.Cap
     (problem,) = found["problems"]
     assert (problem["kind"], Path(problem["path"]).name) == ("content", shard.name)
     assert len(problem["tensors"]) == 1
-    assert f"overlay prewarm {MODEL}" in capsys.readouterr().err
+    assert "overlay cache repair" in capsys.readouterr().err
 
 
 def test_verify_what_is_not_there(world: World, document: Any, tmp_path: Path) -> None:

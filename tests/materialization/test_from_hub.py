@@ -15,7 +15,8 @@ from support.models import VDN, vdn_registry
 from support.published_rule import files_of, published_tree
 
 from overlay.demo.revisions import bump_alpha, bump_readme, bump_rename
-from overlay.errors import BrokenInput
+from overlay.errors import BrokenInput, CannotWrite
+from overlay.materialization import survey as survey_module
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.request import Options
@@ -114,6 +115,21 @@ def test_copies_instead_of_links_where_asked_for(online: Online) -> None:
     assert done.path is not None
     in_store = {path.stat().st_ino for path in (online.folder / "hf/hub").rglob("*") if path.is_file()}
     assert not in_store & {path.stat().st_ino for path in done.path.rglob("*") if path.is_file()}
+
+
+def test_h22_room_for_downloads_on_another_disk_is_looked_for_before_the_first(
+    online: Online, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the Hub's cache has a disk of its own, the message names it and the variable that moves it."""
+    needed = sum(source.size for source in plan(VDN, online.options()).missing)
+    monkeypatch.setattr(survey_module, "_same_filesystem", lambda *_: False)
+    monkeypatch.setattr(survey_module, "free_room", lambda _path: needed - 1)
+    online.server.forget()
+    with pytest.raises(CannotWrite, match="to download") as caught:
+        materialize(VDN, online.options())
+    assert (caught.value.code, caught.value.data["needed"]) == ("no-room", needed)
+    assert "HF_HOME" in str(caught.value.hint)
+    assert online.server.payload() == 0
 
 
 def test_a_hit_makes_no_request(online: Online) -> None:
