@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.no_torch
 
 ROOT = Path(overlay.__file__).parent
-PAGE = ROOT.parent / "docs/reference/errors.md"
+PAGE = Path(__file__).parent.parent / "docs/reference/errors.md"
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 CLASSES = {name for name in errors.__all__ if name != "OverlayError"}
 # Functions and classes that take a code by position, and the class that it ends up with.
