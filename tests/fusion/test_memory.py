@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCRIPT = """
-import json, resource, sys
+import sys
 from pathlib import Path
 from overlay.fusion.build import build_safetensors
 from overlay.fusion.engine import Engine
@@ -32,10 +31,11 @@ weight = held("w", rows * cols * 2)
 spec = SafetensorsFile("x", {}, (OutputTensor("w", "BF16", (rows, cols), (Fused(weight, "BF16", rows, cols, terms),)),))
 build_safetensors(
     spec, folder / "out", open_input=lambda source: folder / source.path, engine=Engine.start("cpu"),
-    rule="fp32-once", jobs=8, memory=512 * 2**20,
+    rule="fp32-once", jobs=8, memory=2**30,
 )
 (folder / "out").unlink()
-print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+# ru_maxrss would count what the process that started this one held.
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
 
@@ -49,4 +49,4 @@ def test_h19_peak_memory_does_not_depend_on_the_weight(tmp_path: Path, rows: int
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout) < 2**30
+    assert int(done.stdout) * 1024 < 2**30
