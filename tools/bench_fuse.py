@@ -109,6 +109,13 @@ def start_up(rounds: int) -> float:
     return statistics.median(run(sys.executable, "-c", "import torch").wall for _ in range(rounds))
 
 
+def gpu() -> str | None:
+    """Name of the GPU, if there is one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
 def machine() -> dict[str, object]:
     """What the figures were taken on."""
     lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
@@ -117,6 +124,7 @@ def machine() -> dict[str, object]:
     versions = {name: metadata.version(name) for name in ("torch", "safetensors", "xxhash")}
     return {
         "cpu": cpu,
+        "gpu": gpu(),
         "processors": len(os.sched_getaffinity(0)),
         "memory_gib": round(pages / 2**30, 1),
         "kernel": platform.release(),
