@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.listing import find, ls
@@ -12,6 +13,7 @@ from overlay.materialization.materialize import materialize
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, silent
 from overlay.materialization.verify import Problem, verify
+from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from overlay.cache import Cache
     from overlay.cache.listing import TreeInfo
-    from overlay.materialization.record import RecordedFile
+    from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
 
 __all__ = ["Repaired", "repair"]
@@ -32,7 +34,8 @@ class Repaired:
     Attributes:
         problems: What was wrong with it.
         result: ``sound``: nothing was. ``rebuilt``: its model is whole again under today's pins. ``removed``: it was
-            taken out, and nothing points to it any more: a superseded generation, or a model of no registry.
+            taken out, and nothing points to it any more: a superseded generation, a model of no registry, or one made
+            of a local folder, which only whoever has that folder can make again.
         path: The tree in its place; None where it was removed.
     """
 
@@ -63,10 +66,11 @@ def repair(
     trees = [tree for tree in ls(cache.root) if not targets or tree.name in names]
     looked = [(tree, _problems(cache.tree_path(tree.name), options, phase)) for tree in trees]
     damaged = [(tree, problems) for tree, problems in looked if problems]
+    records = {tree.name: _record(cache.tree_path(tree.name)) for tree, _ in damaged}
     if not dry_run:
         for tree, problems in damaged:
-            _drop(cache, tree, problems)
-    done = {tree.name: _again(cache, tree, options, phase, dry_run=dry_run) for tree, _ in damaged}
+            _drop(cache, tree, records[tree.name], problems)
+    done = {tree.name: _again(cache, tree, records[tree.name], options, phase, dry_run=dry_run) for tree, _ in damaged}
     return tuple(
         Repaired(tree.name, tree.model, problems, *done.get(tree.name, ("sound", cache.tree_path(tree.name))))
         for tree, problems in looked
@@ -80,13 +84,15 @@ def _problems(tree: Path, options: Options, phase: Phase) -> tuple[Problem, ...]
         return (Problem("", "unreadable", str(error)),)
 
 
-def _drop(cache: Cache, tree: TreeInfo, problems: Sequence[Problem]) -> None:
-    """Throw out the damaged objects behind a tree, and the tree."""
-    path = cache.tree_path(tree.name)
+def _record(tree: Path) -> Record | None:
     try:
-        record = read_record(path)
+        return read_record(tree)
     except BrokenInput:
-        record = None
+        return None
+
+
+def _drop(cache: Cache, tree: TreeInfo, record: Record | None, problems: Sequence[Problem]) -> None:
+    """Throw out the damaged objects behind a tree, and the tree."""
     files = {item.path: item for item in record.outputs} if record else {}
     for problem in problems:
         file = files.get(problem.path)
@@ -103,15 +109,19 @@ def _is_sound_object(path: Path, file: RecordedFile) -> bool:
 
 
 def _again(
-    cache: Cache, tree: TreeInfo, options: Options, phase: Phase, *, dry_run: bool
+    cache: Cache, tree: TreeInfo, record: Record | None, options: Options, phase: Phase, *, dry_run: bool
 ) -> tuple[Literal["rebuilt", "removed"], Path | None]:
-    if not tree.locations or tree.model is None:
-        return "removed", None
-    if dry_run:
-        return "rebuilt", None
-    try:
-        return "rebuilt", materialize(tree.model, options, phase=phase).path
-    except InvalidUsage:  # no registry knows this model any more
+    """Build a damaged tree's model again by the rule that it was built by, if it had a location and a pinned source."""
+    from_folder = record is not None and any(repo.revision == LOCAL for repo in record.repos)
+    if tree.locations and tree.model is not None and not from_folder:
+        if dry_run:
+            return "rebuilt", None
+        by_rule = replace(options, rule=record.rule) if record is not None and record.rule else options
+        # Without the model in a registry, it cannot be built again.
+        with suppress(InvalidUsage):
+            return "rebuilt", materialize(tree.model, by_rule, phase=phase).path
+    if not dry_run:
         for location in tree.locations:
-            cache.drop_location(location)
-        return "removed", None
+            if cache.location_target(location) is None:
+                cache.drop_location(location)
+    return "removed", None

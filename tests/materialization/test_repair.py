@@ -75,6 +75,35 @@ def locations(built: Built) -> list[Path]:
     return list((built.root / "materialized_models").iterdir())
 
 
+def test_a_model_is_built_again_by_its_own_rule(built: Built) -> None:
+    """A location that led to a tree of the rule openvdn leads to one of that rule again."""
+    by_rule = built.options(rule="openvdn")
+    first = materialize(VDN, by_rule).path
+    assert first is not None
+    rot(first / SHARD)
+
+    results = {done.name: done for done in repair((), built.options())}
+
+    assert (results[first.name].result, results[first.name].path) == ("rebuilt", first)
+    assert built.location.resolve() == first.resolve()
+    assert verify(built.location).ok
+
+
+def test_a_model_made_of_a_folder_is_taken_out(built: Built, tmp_path: Path) -> None:
+    """Its pins name no repo that it could be made of again."""
+    chosen = built.options()
+    folder = tmp_path / "vdn-minimax-h3"
+    folder.symlink_to(built.hub.source_folder)
+    made = materialize(str(folder), chosen).path
+    assert made is not None
+    rot(made / SHARD)
+
+    result = {done.name: done.result for done in repair((), chosen)}[made.name]
+
+    assert result == "removed"
+    assert not made.exists()
+
+
 def test_a_dry_run_looks_and_changes_nothing(built: Built) -> None:
     """It says what would be rebuilt."""
     rot(built.tree / SHARD)
