@@ -93,24 +93,6 @@ def test_pages_are_reachable() -> None:
     assert set() == {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - linked - {ROOT / "docs/README.md"}
 
 
-def test_readme_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The example of the README does what it says, on the demo's checkpoint."""
-    pytest.importorskip("torch")
-    from support.demo_hub import make_world
-
-    make_world(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
-
-    exec(compile(example, "README.md", "exec"), {})  # noqa: S102  # it is this project's own
-
-    result, path, sound = capsys.readouterr().out.split()
-    assert (result, sound) == ("built", "True")
-    assert Path(path).is_dir()
-
-
 def test_tutorial_shows_what_is_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

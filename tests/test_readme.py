@@ -1,0 +1,29 @@
+"""The example of the README runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.demo_hub import make_world
+
+if TYPE_CHECKING:
+    import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_readme_example_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example of the README does what it says, on the demo's checkpoint."""
+    make_world(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+
+    exec(compile(example, "README.md", "exec"), {})  # noqa: S102  # it is this project's own
+
+    result, path, sound = capsys.readouterr().out.split()
+    assert (result, sound) == ("built", "True")
+    assert Path(path).is_dir()
