@@ -9,7 +9,7 @@ SOURCES := $(shell find overlay -type f -not -name '*.pyc') registry.yaml pyproj
 WHEEL := $$(echo dist/*.whl)
 
 # The lane without torch: every other base dependency, and what its tests need.
-NO_TORCH := click huggingface_hub pydantic ruamel.yaml safetensors xxhash \
+NO_TORCH := click filelock huggingface_hub pydantic ruamel.yaml safetensors xxhash \
 	hypothesis jsonschema numpy pytest pytest-randomly pytest-timeout pytest-xdist
 
 # Tests import the installed wheel; tests/conftest.py refuses the checkout.
