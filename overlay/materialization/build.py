@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from overlay.formats.header import read_header
 from overlay.materialization.record import RecordedFile, RecordedTensor, carried_tensors
+from overlay.materialization.survey import making_order
 from overlay.planning.outputs import AliasFile, CarriedFile, SafetensorsFile
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ class Builder:
     memory: int
 
     def run(self, steps: Iterable[Step], label: str, phase: Phase) -> Made:
-        """Every output, in the order of the plan but carried files last: the builds leave the time to check them."""
+        """Every output, in the order of ``making_order``."""
         made = Made()
-        steps = sorted(steps, key=lambda step: isinstance(step.output, CarriedFile))
+        steps = making_order(steps)
         total = sum(step.size for step in steps if step.moves_bytes)
         with phase(label, total) if total else nullcontext(_ignore) as update:
             for step in steps:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from overlay.errors import BrokenInput
 from overlay.hub import check_digests
+from overlay.materialization.survey import making_order
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Checks:
         self._repos = repos
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlay-sha256")
         self._results: dict[tuple[str, str], Future[None]] = {}
-        for step in work.steps:
+        for step in making_order(work.steps):
             for source in _needed(step):
                 repo, key = repos[source.repo], (source.repo, source.path)
                 if repo.shared_store and key not in self._results:

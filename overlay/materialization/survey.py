@@ -37,6 +37,7 @@ __all__ = [
     "carried_step",
     "components",
     "counters_of",
+    "making_order",
     "require_room_for_downloads",
     "survey",
 ]
@@ -134,6 +135,11 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) 
     room = sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
     room += sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
     return Work(plan, steps, missing, counters, room, links.notes())
+
+
+def making_order(steps: Iterable[Step]) -> list[Step]:
+    """The order of the plan, but carried files last: the builds leave the time to check them."""
+    return sorted(steps, key=lambda step: isinstance(step.output, CarriedFile))
 
 
 def counters_of(steps: Iterable[Step], downloaded: int = 0) -> Counters:

@@ -16,6 +16,7 @@ from support.published_rule import files_of, published_tree
 
 from overlay.demo.revisions import bump_alpha, bump_readme, bump_rename
 from overlay.errors import BrokenInput, CannotWrite
+from overlay.materialization import inputs as inputs_module
 from overlay.materialization import survey as survey_module
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
@@ -102,6 +103,25 @@ def test_a_cold_run_downloads_what_the_plan_counts_and_nothing_twice(online: Onl
     assert json.loads((done.path / RECORD_NAME).read_bytes())["run"]["links"][
         "transformer/sglang_vdn_linear_branch.safetensors"
     ] in ("hardlink", "reflink")
+
+
+def test_inputs_are_checked_in_the_order_in_which_they_are_waited_for(
+    online: Online, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the builds read comes before what is only carried, or the first shard would wait for the text encoder."""
+    checked: list[str] = []
+    check = inputs_module.check_digests
+    monkeypatch.setattr(
+        inputs_module, "check_digests", lambda repo, files, memo: (checked.extend(files), check(repo, files, memo))
+    )
+    materialize(VDN, online.options())
+    shards = [number for number, path in enumerate(checked) if path.startswith("h3-base/transformer/")]
+    carried = [
+        number for number, path in enumerate(checked) if path.startswith(("model-", "text_encoder/", "tokenizer/"))
+    ]
+    assert shards
+    assert carried
+    assert max(shards) < min(carried)
 
 
 def test_copies_instead_of_links_where_asked_for(online: Online) -> None:
