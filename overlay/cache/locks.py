@@ -40,7 +40,7 @@ def lock(root: CacheRoot, name: str, *, timeout: float, on_wait: Callable[[str],
         root: The cache root that the lock belongs to.
         name: Name of the lock.
         timeout: Seconds to wait for another holder.
-        on_wait: Called with who holds it and since when, once waiting starts and every 30 seconds after.
+        on_wait: Called with who holds it and since when, once waiting has begun and every 30 seconds after.
 
     Yields:
         Whether the lock is held; False where this place has no locks.
@@ -92,7 +92,7 @@ def _open(file: Path, root: CacheRoot) -> int | None:
 
 def _acquire(descriptor: int, holder: Path, timeout: float, on_wait: Callable[[str], None] | None) -> bool:
     begun = time.monotonic()
-    reported = -_REPORT_EVERY
+    report_at = _POLL  # not at once: a lock may be had before its new holder has written who it is
     while (got := try_flock(descriptor)) is False:
         waited = time.monotonic() - begun
         owner = Owner.read(holder)
@@ -101,12 +101,12 @@ def _acquire(descriptor: int, holder: Path, timeout: float, on_wait: Callable[[s
             raise TryAgain(
                 f"{holder.with_suffix('.lock')}: held by {who}; gave up after {timeout:g} s",
                 code="lock-busy",
-                hint="wait until it is done, then run the same command again",
+                hint="run the same command again once that one is done, or wait for it longer with --lock-timeout",
                 lock=str(holder.with_suffix(".lock")),
                 holder={"host": owner.host, "pid": owner.pid, "since": owner.since} if owner else None,
             )
-        if on_wait is not None and waited - reported >= _REPORT_EVERY:
+        if on_wait is not None and waited >= report_at:
             on_wait(f"waiting for {who}")
-            reported = waited
+            report_at = waited + _REPORT_EVERY
         time.sleep(min(_POLL, timeout - waited))
     return got is True

@@ -13,14 +13,24 @@ from click.core import ParameterSource
 
 import overlay
 from overlay.cli._output import Output
-from overlay.cli._types import Size
+from overlay.cli._types import DURATION, Size
 from overlay.errors import OverlayError
 from overlay.planning.rules import DEFAULT_RULE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DIRECTORY", "FILE", "Common", "build_options", "common_options", "link_option", "rule_flags", "rule_option"]
+__all__ = [
+    "DIRECTORY",
+    "FILE",
+    "Common",
+    "build_options",
+    "common_options",
+    "link_option",
+    "lock_option",
+    "rule_flags",
+    "rule_option",
+]
 
 LEAST_MEMORY = 64 * 10**6
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -148,6 +158,14 @@ link_option = click.option(
     default="auto",
     show_default=True,
     help="How unchanged files come over.",
+)
+
+lock_option = click.option(
+    "--lock-timeout",
+    type=DURATION,
+    default="1h",
+    show_default=True,
+    help="Wait so long while another process builds the same model; 0s: not at all.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Option values that click does not know: sizes and ages."""
+"""Option values that click does not know: sizes, ages and durations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from overlay.formats.wording import format_bytes
 
-__all__ = ["AGE", "SIZE", "Size"]
+__all__ = ["AGE", "DURATION", "SIZE", "Size"]
 
 _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
@@ -39,19 +39,23 @@ class Size(click.ParamType[int]):
         return size
 
 
-class _Age(click.ParamType[int]):
+class _Seconds(click.ParamType[int]):
     """Seconds: ``30d``, ``12h``."""
 
-    name = "age"
+    def __init__(self, article: str, name: str) -> None:
+        self._article = article
+        self.name = name
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         match = re.fullmatch(r"([0-9]+) ?([smhdw])", value.strip())
         if not match:
-            self.fail(f"{value!r} is not an age; expected a number and s, m, h, d or w, as in 30d or 12h", param, ctx)
+            expected = "expected a number and s, m, h, d or w, as in 30d or 12h"
+            self.fail(f"{value!r} is not {self._article} {self.name}; {expected}", param, ctx)
         return int(match[1]) * _SECONDS[match[2]]
 
 
 SIZE = Size()
-AGE = _Age()
+AGE = _Seconds("an", "age")
+DURATION = _Seconds("a", "duration")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from overlay.cli._options import Common, common_options
+from overlay.cli._options import Common, common_options, lock_option
 from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.formats.wording import counted
@@ -46,8 +46,9 @@ class CacheRepair:
 @click.command(short_help="Build again what does not verify.")
 @click.argument("targets", metavar="[TARGET]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Read everything, say what would be done.")
+@lock_option
 @common_options
-def repair(common: Common, targets: tuple[str, ...], dry_run: bool) -> None:
+def repair(common: Common, targets: tuple[str, ...], dry_run: bool, **choices: Any) -> None:
     """Read every byte of the cache and build again what is not what its record says.
 
     TARGET is a model, a tree or a location; all by default. Sound files stay, damaged ones are made anew from their
@@ -55,7 +56,13 @@ def repair(common: Common, targets: tuple[str, ...], dry_run: bool) -> None:
     """
     from overlay.materialization.repair import repair as repair_cache
 
-    done = repair_cache(targets, common.options(), dry_run=dry_run, phase=phases(common.output))
+    done = repair_cache(
+        targets,
+        common.options(**choices),
+        dry_run=dry_run,
+        phase=phases(common.output),
+        on_wait=common.output.remark,
+    )
     document = CacheRepair(
         dry_run,
         tuple(

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, build_options, common_options, link_option
+from overlay.cli._options import Common, build_options, common_options, link_option, lock_option
 from overlay.cli._output import columns, format_seconds, style
 from overlay.cli._progress import phases
 from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from overlay.cli._output import Output
     from overlay.materialization.survey import Step
 
 __all__ = ["PlannedAdapter", "PlannedFile", "PlannedModel", "PrewarmPlan", "Prewarmed", "PrewarmedModel", "prewarm"]
@@ -126,6 +127,7 @@ class Prewarmed:
 @click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
 @click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
 @link_option
+@lock_option
 @build_options
 @common_options
 def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: Any) -> None:
@@ -145,7 +147,9 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     done = Prewarmed(
         tuple(
             _prewarmed(
-                overlay.materialize(model, options, phase=phases(common.output), on_wait=common.output.remark),
+                overlay.materialize(
+                    model, options, phase=phases(common.output), on_wait=_waiting(model, common.output)
+                ),
             )
             for model in models
         )
@@ -162,6 +166,11 @@ def _hush_hub_client(common: Common) -> None:
         return
     for module in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
         logging.getLogger(module).setLevel(logging.NOTSET if common.output.verbose else logging.ERROR)
+
+
+def _waiting(model: str, output: Output) -> Callable[[str], None]:
+    """Says who builds the model already."""
+    return lambda text: output.remark(f"{model}: {text}")
 
 
 def _planned(work: overlay.Work, common: Common) -> PlannedModel:

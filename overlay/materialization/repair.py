@@ -16,13 +16,15 @@ from overlay.materialization.verify import Problem, verify
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from overlay.cache import Cache
     from overlay.cache.listing import TreeInfo
     from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
+
+    _Build = Callable[[str, Options], Path | None]
 
 __all__ = ["Repaired", "repair"]
 
@@ -47,7 +49,12 @@ class Repaired:
 
 
 def repair(
-    targets: Sequence[str] = (), options: Options = DEFAULTS, *, dry_run: bool = False, phase: Phase = silent
+    targets: Sequence[str] = (),
+    options: Options = DEFAULTS,
+    *,
+    dry_run: bool = False,
+    phase: Phase = silent,
+    on_wait: Callable[[str], None] | None = None,
 ) -> tuple[Repaired, ...]:
     """Verify materializations in full, and replace those that do not verify.
 
@@ -56,6 +63,7 @@ def repair(
     Args:
         targets: Models, trees or locations; none for all that the cache holds.
         dry_run: Only look.
+        on_wait: As for :func:`materialize`.
 
     Raises:
         NotHere: A target is not in the cache.
@@ -70,7 +78,11 @@ def repair(
     if not dry_run:
         for tree, problems in damaged:
             _drop(cache, tree, records[tree.name], problems)
-    done = {tree.name: _again(cache, tree, records[tree.name], options, phase, dry_run=dry_run) for tree, _ in damaged}
+
+    def build(model: str, options: Options) -> Path | None:
+        return materialize(model, options, phase=phase, on_wait=on_wait).path
+
+    done = {tree.name: _again(cache, tree, records[tree.name], options, build, dry_run=dry_run) for tree, _ in damaged}
     return tuple(
         Repaired(tree.name, tree.model, problems, *done.get(tree.name, ("sound", cache.tree_path(tree.name))))
         for tree, problems in looked
@@ -109,7 +121,7 @@ def _is_sound_object(path: Path, file: RecordedFile) -> bool:
 
 
 def _again(
-    cache: Cache, tree: TreeInfo, record: Record | None, options: Options, phase: Phase, *, dry_run: bool
+    cache: Cache, tree: TreeInfo, record: Record | None, options: Options, build: _Build, *, dry_run: bool
 ) -> tuple[Literal["rebuilt", "removed"], Path | None]:
     """Build a damaged tree's model again by the rule that it was built by, if it had a location and a pinned source."""
     from_folder = record is not None and any(repo.revision == LOCAL for repo in record.repos)
@@ -119,7 +131,7 @@ def _again(
         by_rule = replace(options, rule=record.rule) if record is not None and record.rule else options
         # Without the model in a registry, it cannot be built again.
         with suppress(InvalidUsage):
-            return "rebuilt", materialize(tree.model, by_rule, phase=phase).path
+            return "rebuilt", build(tree.model, by_rule)
     if not dry_run:
         for location in tree.locations:
             if cache.location_target(location) is None:
