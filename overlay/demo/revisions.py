@@ -1,7 +1,7 @@
 """What upstream does to a published checkpoint, on the made one: each change is a new revision beside the old.
 
 Revisions are hashes of the one before and of the change, so they are the same everywhere. Unchanged files of 64 MiB and
-more are hardlinks, smaller ones are copies.
+more are hardlinks, smaller ones are copies. ``BUMPS`` names the changes whose cost is held by tests and measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.demo.checkpoint import (
+    OVERLAY_REPO,
     SOURCE_REPO,
     SPEC_NAME,
     HubFolder,
@@ -30,9 +31,20 @@ from overlay.errors import InvalidUsage
 from overlay.formats.dtypes import tensor_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["bump_alpha", "bump_readme", "bump_rename", "bump_turbo_block", "reshard_base"]
+__all__ = [
+    "BUMPS",
+    "bump_alpha",
+    "bump_overlay_readme",
+    "bump_overlay_whitespace",
+    "bump_readme",
+    "bump_rename",
+    "bump_turbo_block",
+    "move_overlay",
+    "move_source",
+    "reshard_base",
+]
 
 _LINK_FROM = 64 * 2**20
 
@@ -62,9 +74,33 @@ def bump_rename(hub: HubFolder) -> HubFolder:
 def bump_readme(hub: HubFolder) -> HubFolder:
     """Change a word of the source's README and nothing else."""
     bumped = _next_source(hub, "edit README")
-    readme = bumped.source_folder / "README.md"
-    readme.write_text(readme.read_text() + "\nSee the model card for the licence.\n")
+    _add_line(bumped.source_folder / "README.md")
     return bumped
+
+
+def bump_overlay_readme(hub: HubFolder) -> HubFolder:
+    """Change a word of the overlay's README and nothing else."""
+    bumped = _next_overlay(hub, "edit README")
+    _add_line(bumped.overlay_folder / "README.md")
+    return bumped
+
+
+def bump_overlay_whitespace(hub: HubFolder) -> HubFolder:
+    """Indent the overlay's JSON files otherwise: they say the same in other bytes."""
+    bumped = _next_overlay(hub, "indent JSON")
+    for path in bumped.overlay_folder.rglob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_bytes()), indent=3) + "\n")
+    return bumped
+
+
+def move_source(hub: HubFolder) -> HubFolder:
+    """A new revision of the source that holds what the one before holds."""
+    return _next_source(hub, "nothing")
+
+
+def move_overlay(hub: HubFolder) -> HubFolder:
+    """A new revision of the overlay that holds what the one before holds."""
+    return _next_overlay(hub, "nothing")
 
 
 def bump_turbo_block(hub: HubFolder, block: int = 0) -> HubFolder:
@@ -109,9 +145,15 @@ def bump_alpha(hub: HubFolder, alpha: float, adapter: str = "default") -> HubFol
     return bumped
 
 
-def reshard_base(hub: HubFolder) -> HubFolder:
-    """Save the same base tensors again, with half the shard limit."""
-    bumped = _next_source(hub, "halve the shard limit")
+def reshard_base(hub: HubFolder, limit: int | None = None) -> HubFolder:
+    """Save the same base tensors again, with another shard limit.
+
+    Args:
+        hub: The checkpoint to start from.
+        limit: Most tensor bytes in one shard; half the preset's unless given.
+    """
+    limit = limit or hub.preset.shard_limit // 2
+    bumped = _next_source(hub, f"shard limit {limit}")
     folder = bumped.source_folder / "h3-base" / "transformer"
     config = (folder / "config.json").read_bytes()
     shutil.rmtree(folder)
@@ -120,25 +162,48 @@ def reshard_base(hub: HubFolder) -> HubFolder:
         transformer_tensors(hub.preset.transformer),
         Weights(hub.preset.name, hub.seed),
         "h3-base/transformer",
-        limit=hub.preset.shard_limit // 2,
+        limit=limit,
     )
     (folder / "config.json").write_bytes(config)
     return bumped
 
 
+BUMPS: Mapping[str, Callable[[HubFolder], HubFolder]] = {
+    "adapter_config.json renamed to adapter_spec.json": bump_rename,
+    "README changed in the overlay": bump_overlay_readme,
+    "JSON whitespace changed in the overlay": bump_overlay_whitespace,
+    "overlay revision moved, same content": move_overlay,
+    "source revision moved, same content": move_source,
+    "turbo adapter changed in one block": bump_turbo_block,
+    "alpha changed in one adapter's spec": lambda hub: bump_alpha(hub, hub.preset.rank / 2),
+    "base re-sharded, same tensors": reshard_base,
+}
+"""The changes whose cost the program promises, by what a table calls them; the first needs the specs' former name."""
+
+
 def _next_source(hub: HubFolder, change: str) -> HubFolder:
     bumped = replace(hub, source=_revision(hub.source, change))
+    _next_revision(SOURCE_REPO, hub.source_folder, bumped.source_folder)
+    return bumped
+
+
+def _next_overlay(hub: HubFolder, change: str) -> HubFolder:
+    bumped = replace(hub, overlay=_revision(hub.overlay, change))
+    _next_revision(OVERLAY_REPO, hub.overlay_folder, bumped.overlay_folder)
+    return bumped
+
+
+def _next_revision(repo: str, old: Path, new: Path) -> None:
     try:
-        shutil.copytree(hub.source_folder, bumped.source_folder, copy_function=_link_or_copy)
+        shutil.copytree(old, new, copy_function=_link_or_copy)
     except FileExistsError:
         raise InvalidUsage(
-            f"{bumped.source_folder}: exists already",
+            f"{new}: exists already",
             code="revision-exists",
             hint="start from another revision, or remove that folder",
-            repo=SOURCE_REPO,
-            revision=bumped.source,
+            repo=repo,
+            revision=new.name,
         ) from None
-    return bumped
 
 
 def _revision(before: str, change: str) -> str:
@@ -150,6 +215,10 @@ def _link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     else:
         shutil.copyfile(source, target)
+
+
+def _add_line(path: Path) -> None:
+    path.write_text(path.read_text() + "\nSee the model card for the licence.\n")
 
 
 def _edit_json(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:

@@ -10,7 +10,17 @@ import pytest
 from support.checkpoints import copy_hub
 
 from overlay.demo import revisions
-from overlay.demo.revisions import bump_alpha, bump_readme, bump_rename, bump_turbo_block, reshard_base
+from overlay.demo.revisions import (
+    bump_alpha,
+    bump_overlay_readme,
+    bump_overlay_whitespace,
+    bump_readme,
+    bump_rename,
+    bump_turbo_block,
+    move_overlay,
+    move_source,
+    reshard_base,
+)
 from overlay.errors import InvalidUsage
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
@@ -73,6 +83,24 @@ def test_readme_edit_changes_the_readme_alone(hub: HubFolder) -> None:
     assert changes(hub.source_folder, bump_readme(hub).source_folder) == {"README.md"}
 
 
+def test_overlay_edits_change_what_they_say_alone(hub: HubFolder) -> None:
+    """A README, or how JSON is spelled: what it says stays."""
+    old, edited = hub.overlay_folder, bump_overlay_whitespace(hub).overlay_folder
+    assert changes(old, bump_overlay_readme(hub).overlay_folder) == {"README.md"}
+    spelled = {"model_index.json", "_overlay/overlay_manifest.json"}
+    assert changes(old, edited) == spelled
+    assert all(json.loads((old / path).read_bytes()) == json.loads((edited / path).read_bytes()) for path in spelled)
+
+
+def test_a_moved_revision_holds_the_same(hub: HubFolder) -> None:
+    """A new commit of source or overlay, and not a byte of difference."""
+    source, overlay = move_source(hub), move_overlay(hub)
+    assert source.source != hub.source
+    assert overlay.overlay != hub.overlay
+    assert changes(hub.source_folder, source.source_folder) == set()
+    assert changes(hub.overlay_folder, overlay.overlay_folder) == set()
+
+
 def test_turbo_block_edit_changes_that_blocks_pairs_alone(hub: HubFolder) -> None:
     """One file differs, in the tensors of block 1 and no other."""
     bumped = bump_turbo_block(hub, block=1)
@@ -120,22 +148,24 @@ def tensor_bytes(hub: HubFolder, checkpoint: Checkpoint, name: str) -> bytes:
     return file.read_bytes()[start : start + info.nbytes]
 
 
-BUMPS: list[Callable[[HubFolder], HubFolder]] = [
+SOURCE_BUMPS: list[Callable[[HubFolder], HubFolder]] = [
+    move_source,
     bump_readme,
     bump_turbo_block,
     lambda hub: bump_turbo_block(hub, 2),
     lambda hub: bump_alpha(hub, 4),
     lambda hub: bump_alpha(hub, 2),
     reshard_base,
+    lambda hub: reshard_base(hub, 10**6),
 ]
 
 
 def test_revisions_are_commits_that_follow_from_the_change(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Every change has a 40-hex revision of its own, the same for the same checkpoint elsewhere."""
     here, there = copy_hub(tmp_path_factory), copy_hub(tmp_path_factory)
-    found = [bump(here).source for bump in BUMPS]
-    assert found == [bump(there).source for bump in BUMPS]
-    assert len({here.source, *found}) == len(BUMPS) + 1
+    found = [bump(here).source for bump in SOURCE_BUMPS]
+    assert found == [bump(there).source for bump in SOURCE_BUMPS]
+    assert len({here.source, *found}) == len(SOURCE_BUMPS) + 1
     assert all(re.fullmatch("[0-9a-f]{40}", revision) for revision in found)
 
 
@@ -159,7 +189,7 @@ def test_block_that_does_not_exist_is_refused(hub: HubFolder) -> None:
         bump_turbo_block(hub, block=3)
 
 
-@pytest.mark.parametrize("bump", BUMPS)
+@pytest.mark.parametrize("bump", SOURCE_BUMPS)
 def test_linked_files_of_the_old_revision_never_change(
     bump: Callable[[HubFolder], HubFolder], hub: HubFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
