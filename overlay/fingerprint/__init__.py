@@ -8,13 +8,18 @@ from overlay.fingerprint.digests import (
     Algorithm,
     BlockHasher,
     Buffer,
+    Digests,
+    block_digest,
     bytes_digest,
-    descriptor_digest,
+    descriptor_digests,
+    digest_of_blocks,
     file_digest,
+    file_digests,
     git_blob_digest,
     parse_digest,
 )
 from overlay.fingerprint.memo import DigestMemo
+from overlay.fingerprint.tensors import Span, TensorHasher
 
 __all__ = [
     "BLOCK",
@@ -22,10 +27,16 @@ __all__ = [
     "BlockHasher",
     "Buffer",
     "DigestMemo",
+    "Digests",
+    "Span",
+    "TensorHasher",
     "action_key",
+    "block_digest",
     "bytes_digest",
-    "descriptor_digest",
+    "descriptor_digests",
+    "digest_of_blocks",
     "file_digest",
+    "file_digests",
     "git_blob_digest",
     "parse_digest",
 ]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING, Literal, Protocol
+import threading
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import xxhash
 
@@ -18,7 +19,7 @@ from overlay.errors import BrokenInput
 from overlay.formats.local import open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 __all__ = [
@@ -26,9 +27,13 @@ __all__ = [
     "Algorithm",
     "BlockHasher",
     "Buffer",
+    "Digests",
+    "block_digest",
     "bytes_digest",
-    "descriptor_digest",
+    "descriptor_digests",
+    "digest_of_blocks",
     "file_digest",
+    "file_digests",
     "git_blob_digest",
     "parse_digest",
 ]
@@ -40,7 +45,8 @@ Buffer = bytes | bytearray | memoryview
 
 Algorithm = Literal["xxh3_128", "sha256"]
 
-_BUFFER = 2**20  # stays in the processor's cache between read and hash
+_BUFFER = 2**19  # stays in the processor's cache between read and hash
+_of_thread = threading.local()
 _HEX_DIGITS = {"xxh3_128": 32, "sha256": 64, "sha1-git": 40}
 _DIGEST = re.compile(r"([a-z0-9_-]+):([0-9a-f]+)")
 
@@ -94,29 +100,99 @@ class _Hasher(Protocol):
     def digest(self) -> str: ...
 
 
+class Digests(NamedTuple):
+    """Both fingerprints of one content."""
+
+    sha256: str
+    xxh3_128: str
+
+
 def file_digest(path: Path, algorithm: Algorithm) -> str:
-    """Fingerprint of a file's content, read once through one buffer of 1 MiB.
+    """Fingerprint of a file's content, read once through one small buffer.
 
     Raises:
         OverlayError: The file cannot be read (``formats.local``).
     """
+    hasher = _hasher(algorithm)
     with open_file(path) as (descriptor, _):
-        return descriptor_digest(descriptor, algorithm)
+        _feed(descriptor, [hasher.update], None)
+    return hasher.digest()
 
 
-def descriptor_digest(descriptor: int, algorithm: Algorithm, progress: Callable[[int], None] | None = None) -> str:
-    """As ``file_digest``, from an open descriptor's present position to its end.
+def file_digests(path: Path, progress: Callable[[int], None] | None = None) -> Digests:
+    """Both fingerprints of a file's content, which is read once; beside sha256 the other costs next to nothing.
 
     Args:
-        progress: Called with the bytes of each read.
+        progress: Called with the number of bytes of each read.
+
+    Raises:
+        OverlayError: As ``file_digest``.
     """
-    hasher = _hasher(algorithm)
-    buffer = memoryview(bytearray(_BUFFER))
+    with open_file(path) as (descriptor, _):
+        return descriptor_digests(descriptor, progress)
+
+
+def descriptor_digests(
+    descriptor: int,
+    progress: Callable[[int], None] | None = None,
+    see: Callable[[memoryview], None] | None = None,
+) -> Digests:
+    """As ``file_digests``, from an open descriptor's present position to its end.
+
+    Args:
+        progress: Called with the number of bytes of each read.
+        see: Called with these bytes, which are the next read's as soon as it returns.
+    """
+    sha256, xxh3 = _Sha256(), BlockHasher()
+    _feed(descriptor, [sha256.update, xxh3.update, *([see] if see else [])], progress)
+    return Digests(sha256.digest(), xxh3.digest())
+
+
+def block_digest(path: Path, number: int) -> bytes:
+    """xxh3_128 of one block of a file, for ``digest_of_blocks``; blocks of one file may be read on many threads.
+
+    Args:
+        number: From 0. A block that the file ends in is short, one behind its end has no byte.
+
+    Raises:
+        OverlayError: As ``file_digest``.
+    """
+    block, buffer = xxhash.xxh3_128(), _buffer()
+    start, end = number * BLOCK, (number + 1) * BLOCK
+    # A descriptor of its own: the kernel reads ahead by descriptor, and gives that up where threads share one.
+    with open_file(path) as (descriptor, _):
+        while start < end and (count := os.preadv(descriptor, [buffer[: end - start]], start)):
+            block.update(buffer[:count])
+            start += count
+    return block.digest()
+
+
+def digest_of_blocks(blocks: Iterable[bytes]) -> str:
+    """The ``xxh3_128:<hex>`` of content by the digests of its blocks, in their order."""
+    whole = xxhash.xxh3_128()
+    for block in blocks:
+        whole.update(block)
+    return f"xxh3_128:{whole.hexdigest()}"
+
+
+def _feed(
+    descriptor: int, takers: Iterable[Callable[[memoryview], None]], progress: Callable[[int], None] | None
+) -> None:
+    buffer = _buffer()
     while count := os.readv(descriptor, [buffer]):
-        hasher.update(buffer[:count])
+        for take in takers:
+            take(buffer[:count])
         if progress:
             progress(count)
-    return hasher.digest()
+
+
+def _buffer() -> memoryview:
+    """This thread's buffer: made once, because the kernel would have to clear a new one each time."""
+    try:
+        found: memoryview = _of_thread.buffer
+    except AttributeError:
+        found = _of_thread.buffer = memoryview(bytearray(_BUFFER))
+    return found
 
 
 def bytes_digest(data: Buffer, algorithm: Algorithm) -> str:

@@ -9,16 +9,17 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlay.errors import TryAgain
-from overlay.fingerprint.digests import descriptor_digest, parse_digest
+from overlay.fingerprint.digests import BLOCK, descriptor_digests, parse_digest
 from overlay.formats.local import file_stat, open_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from overlay.errors import OverlayError
+    from overlay.fingerprint.digests import Digests
 
 __all__ = ["DigestMemo"]
 
@@ -35,6 +36,9 @@ class DigestMemo:
     changed less than two seconds before it was hashed is not remembered: its timestamps may not be able to tell the
     next change. Writers of one memo replace each other's entries whole; both are right.
 
+    The pass that takes a sha256 takes the xxh3_128 too, and that both are of one content is remembered by the content:
+    whoever has only the slow digest of a file can check it by the fast one.
+
     Args:
         folder: Where entries are kept, made when the first one is written; None, or a folder that cannot be written:
             remembered in memory only.
@@ -45,23 +49,51 @@ class DigestMemo:
         self._folder = folder
         self._write = write
         self._known: dict[str, tuple[_Identity, str]] = {}
+        self._equal: dict[str, str] = {}
 
-    def sha256(self, path: Path, progress: Callable[[int], None] | None = None) -> str:
+    def sha256(
+        self,
+        path: Path,
+        progress: Callable[[int], None] | None = None,
+        see: Callable[[memoryview], None] | None = None,
+    ) -> str:
         """``sha256:<hex>`` of a file's content, through links.
 
         Args:
-            progress: Called with the bytes of each read, where the file has to be read.
+            progress: Called with the number of bytes of each read, where the file has to be read.
+            see: Called with the file's bytes in order: with it the file is read in any case, and the digest is of what
+                was seen.
 
         Raises:
             TryAgain: The file changed while it was read.
             OverlayError: The file cannot be read (``formats.local``).
         """
-        known = self._remembered(path)
-        return known if known is not None else self._compute(os.path.realpath(path), progress)
+        known = self._remembered(path) if see is None else None
+        return known if known is not None else self._compute(os.path.realpath(path), progress, see)
 
     def knows(self, path: Path) -> bool:
         """Whether :meth:`sha256` would not read the file."""
         return self._remembered(path) is not None
+
+    def remember_equal(self, digests: Digests, size: int) -> None:
+        """Keep that both digests are of one content of this size, if taking them again would cost anything."""
+        if size >= BLOCK and self._equal.get(digests.sha256) != digests.xxh3_128:
+            self._equal[digests.sha256] = digests.xxh3_128
+            self._store(self._equal_entry(digests.sha256), digests._asdict())
+
+    def xxh3_of(self, sha256: str) -> str | None:
+        """The ``xxh3_128:<hex>`` of the content that has this sha256, if both were ever taken of it here.
+
+        It is a fact about content, so no file's stat counts. Whoever finds that it does not fit takes the sha256
+        itself: the entry may be damaged.
+        """
+        entry = self._equal_entry(sha256)
+        if entry is not None and sha256 not in self._equal:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # absent, or damaged: as if not there
+                found = json.loads(entry.read_bytes())
+                if found["sha256"] == sha256 and parse_digest(found["xxh3_128"])[0] == "xxh3_128":
+                    self._equal[sha256] = found["xxh3_128"]
+        return self._equal.get(sha256)
 
     def _remembered(self, path: Path) -> str | None:
         identity = _identity(file_stat(path))
@@ -69,18 +101,21 @@ class DigestMemo:
         known = self._known.get(real) or self._load(real)
         return known[1] if known is not None and known[0] == identity else None
 
-    def _compute(self, real: str, progress: Callable[[int], None] | None) -> str:
+    def _compute(
+        self, real: str, progress: Callable[[int], None] | None, see: Callable[[memoryview], None] | None
+    ) -> str:
         begun = time.time_ns()
         with open_file(Path(real)) as (descriptor, before):
-            digest = descriptor_digest(descriptor, "sha256", progress)
+            digests = descriptor_digests(descriptor, progress, see)
             after = os.fstat(descriptor)
         identity = _identity(before)
         if identity != _identity(after):
             raise _changed(real)
+        self.remember_equal(digests, before.st_size)
         if begun - max(before.st_mtime_ns, before.st_ctime_ns) >= _SETTLED_NS:
-            self._known[real] = identity, digest
-            self._store(real, identity, digest)
-        return digest
+            self._known[real] = identity, digests.sha256
+            self._store(self._entry(real), {"path": real, "identity": identity, "digest": digests.sha256})
+        return digests.sha256
 
     def _entry(self, real: str) -> Path | None:
         if self._folder is None:
@@ -102,16 +137,17 @@ class DigestMemo:
         self._known[real] = known
         return known
 
-    def _store(self, real: str, identity: _Identity, digest: str) -> None:
-        entry = self._entry(real)
+    def _equal_entry(self, sha256: str) -> Path | None:
+        return None if self._folder is None else self._folder / f"{parse_digest(sha256)[1]}.equal"
+
+    def _store(self, entry: Path | None, document: Mapping[str, Any]) -> None:
         if entry is None or not self._write:
             return
-        text = json.dumps({"path": real, "identity": identity, "digest": digest})
-        staged = entry.with_name(f".{entry.stem}-{secrets.token_hex(8)}.tmp")
+        staged = entry.with_name(f".{entry.name}-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(OSError):  # a memo that cannot be written costs time, nothing else
             entry.parent.mkdir(parents=True, exist_ok=True)
             try:
-                staged.write_text(text, encoding="ascii")
+                staged.write_text(json.dumps(document), encoding="ascii")
                 staged.replace(entry)
             finally:
                 staged.unlink(missing_ok=True)

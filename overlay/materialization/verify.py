@@ -6,40 +6,24 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from overlay.errors import InvalidUsage, NotHere, OverlayError
-from overlay.fingerprint import BlockHasher, file_digest
-from overlay.formats.header import read_header
-from overlay.formats.wording import counted
+from overlay.cache.verified import forget_verified, remember_verified, root_of
+from overlay.errors import InvalidUsage, NotHere
+from overlay.fingerprint import DigestMemo
+from overlay.materialization.content import Problem, content_problems
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import existing_folder, silent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.materialization.record import Record, RecordedFile, RecordedTensor
+    from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
 
 __all__ = ["LEVELS", "Problem", "Verification", "quick_problems", "verify"]
 
-LEVELS = ("quick", "full")
-_CHUNK = 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One way in which a materialization is not what its record says.
-
-    Attributes:
-        what: What was found and what was expected.
-        tensors: The tensors that differ, where the record can tell.
-    """
-
-    path: str
-    kind: Literal["missing", "extra", "size", "content", "unreadable"]
-    what: str
-    tensors: tuple[str, ...] = ()
+LEVELS = ("quick", "full", "sha256")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +52,15 @@ class Verification:
 def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase: Phase | None = None) -> Verification:
     """Hold a folder against the record in it.
 
+    Level ``full`` finds whatever broke or was changed by mistake. A file that somebody made to pass is found by
+    ``sha256``, as far as the record holds one: of the files that were carried over from a repo.
+
+    Of a tree in a cache it is remembered there when it was last read and found to be sound.
+
     Args:
-        level: ``quick`` for names and sizes, ``full`` for every byte.
-        jobs: Files that are read at a time.
+        level: ``quick`` for names and sizes; ``full`` for every byte, by the fastest digest that is known of it;
+            ``sha256`` for every byte, by sha256 where the record has that.
+        jobs: Reads at a time; None: as many as pay on this machine.
 
     Raises:
         InvalidUsage: No such level, or the folder is a file.
@@ -91,11 +81,18 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
         )
     problems = quick_problems(folder, record)
     bytes_read = 0
-    if level == "full":
+    if level != "quick":
+        root = root_of(folder)
         broken = {problem.path for problem in problems}
         unread = _distinct(folder, [item for item in record.outputs if item.path not in broken])
         bytes_read = sum(item.size for item in unread)
-        problems += _content_problems(folder, unread, bytes_read, jobs, phase)
+        memo = DigestMemo(root.digests if root else None)
+        with (phase or silent)("verify", bytes_read) as update:
+            problems += content_problems(folder, unread, memo, update, jobs=jobs, only_sha256=level == "sha256")
+        if root and problems:
+            forget_verified(root, folder)
+        elif root:
+            remember_verified(root, folder, level)
     problems.sort(key=lambda problem: problem.path)
     return Verification(
         folder,
@@ -140,65 +137,3 @@ def _distinct(folder: Path, items: Sequence[RecordedFile]) -> list[RecordedFile]
         status = (folder / item.path).stat()
         seen.setdefault((status.st_dev, status.st_ino, item.digest), item)
     return list(seen.values())
-
-
-def _content_problems(
-    folder: Path, items: Sequence[RecordedFile], total: int, jobs: int | None, phase: Phase | None
-) -> list[Problem]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    workers = jobs or min(8, len(os.sched_getaffinity(0)))
-    with (phase or silent)("verify", total) as update, ThreadPoolExecutor(workers) as pool:
-
-        def check(item: RecordedFile) -> Problem | None:
-            problem = _content_problem(folder, item)
-            update(item.size)
-            return problem
-
-        # Largest first, so that no long file is left for the end.
-        found = pool.map(check, sorted(items, key=lambda item: -item.size))
-        return [problem for problem in found if problem is not None]
-
-
-def _content_problem(folder: Path, item: RecordedFile) -> Problem | None:
-    path = folder / item.path
-    try:
-        digest = file_digest(path, item.algorithm)
-    except (OSError, OverlayError) as error:
-        return Problem(item.path, "unreadable", str(error))
-    if digest == item.digest:
-        return None
-    tensors = _differing_tensors(path, item.tensors or ())
-    what = f"has digest {digest}, expected {item.digest}"
-    if tensors:
-        what += f"; {counted(len(tensors), 'tensor')} changed, {tensors[0]} first"
-    return Problem(item.path, "content", what, tensors)
-
-
-def _differing_tensors(path: Path, recorded: Sequence[RecordedTensor]) -> tuple[str, ...]:
-    """Names of recorded tensors that the file holds otherwise; empty where record or header cannot tell."""
-    expected = {item.name: item for item in recorded if item.digest}
-    if not expected:
-        return ()
-    try:
-        header = read_header(path)
-        return tuple(
-            name
-            for name, item in expected.items()
-            if (info := header.tensors.get(name)) is None
-            or (info.dtype, info.shape) != (item.dtype, item.shape)
-            or tensor_digest(path, header.offset(name), info.nbytes) != item.digest
-        )
-    except (OSError, OverlayError):
-        return ()
-
-
-def tensor_digest(path: Path, offset: int, nbytes: int) -> str:
-    """Digest of one tensor's bytes, the same whatever file they are in."""
-    hasher = BlockHasher()
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while nbytes > 0 and (chunk := file.read(min(_CHUNK, nbytes))):
-            hasher.update(chunk)
-            nbytes -= len(chunk)
-    return hasher.digest()

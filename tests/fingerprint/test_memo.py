@@ -14,7 +14,7 @@ import pytest
 from support.users import other_user
 
 from overlay.errors import BrokenInput, NotHere, TryAgain
-from overlay.fingerprint import DigestMemo, memo
+from overlay.fingerprint import DigestMemo, Digests, memo
 
 pytestmark = pytest.mark.no_torch
 
@@ -36,14 +36,14 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Files made by a test count as ten seconds old, unless it sets the offset."""
     clock = Clock()
-    compute = memo.descriptor_digest
+    compute = memo.descriptor_digests
 
-    def counted(descriptor: int, algorithm: str, progress: object) -> str:
+    def counted(*arguments: object) -> Digests:
         clock.hashed += 1
-        return compute(descriptor, algorithm, progress)
+        return compute(*arguments)
 
     monkeypatch.setattr(memo, "time", clock)
-    monkeypatch.setattr(memo, "descriptor_digest", counted)
+    monkeypatch.setattr(memo, "descriptor_digests", counted)
     return clock
 
 
@@ -297,13 +297,13 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(
     """A download still running is transient, and nothing is remembered."""
     path = _file(tmp_path / "x")
 
-    def growing(descriptor: int, algorithm: str, _progress: object) -> str:
-        assert (os.fstat(descriptor).st_size, algorithm, clock.hashed) == (8, "sha256", 0)
+    def growing(descriptor: int, *_: object) -> Digests:
+        assert (os.fstat(descriptor).st_size, clock.hashed) == (8, 0)
         with path.open("ab") as file:
             file.write(b"more")
-        return _sha256(b"weights!")
+        return Digests(_sha256(b"weights!"), "xxh3_128:" + "0" * 32)
 
-    monkeypatch.setattr(memo, "descriptor_digest", growing)
+    monkeypatch.setattr(memo, "descriptor_digests", growing)
 
     with pytest.raises(TryAgain, match="x: changed while it was read"):
         DigestMemo(tmp_path / "memo").sha256(path)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import struct
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,10 +14,11 @@ from support.models import copy_root
 from support.tensors import tensors_file, u8
 
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
-from overlay.fingerprint import bytes_digest
+from overlay.fingerprint import bytes_digest, digests
 from overlay.formats.adapters import fused_adapters
 from overlay.formats.files import Folder
 from overlay.formats.header import read_header
+from overlay.materialization.content import tensor_digest
 from overlay.materialization.record import (
     RECORD_NAME,
     SCHEMA_VERSION,
@@ -25,7 +27,7 @@ from overlay.materialization.record import (
     read_record,
     record_bytes,
 )
-from overlay.materialization.verify import Problem, tensor_digest, verify
+from overlay.materialization.verify import Problem, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -187,25 +189,29 @@ def test_a_link_inside_the_tree_to_the_right_bytes_is_no_problem(built: Built, t
     assert verify(built.tree).ok
 
 
-def test_a_file_that_cannot_be_read_is_a_problem_of_its_own(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Could not tell is not the same as differs."""
-    from overlay.materialization import verify as module
+@pytest.mark.parametrize("path", ["README.md", SHARD])
+def test_a_file_that_cannot_be_read_is_a_problem_of_its_own(
+    built: Built, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Could not tell is not the same as differs; by whichever digest it is read."""
 
-    def refuse(path: Path, algorithm: str) -> str:
-        if path.name == "README.md":
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, algorithm)
+    @contextmanager
+    def refuse(place: Path) -> Any:
+        if place == built.tree / path:
+            raise PermissionError(13, "Permission denied", str(place))
+        with real(place) as opened:
+            yield opened
 
-    real = module.file_digest
-    monkeypatch.setattr(module, "file_digest", refuse)
+    real = digests.open_file
+    monkeypatch.setattr(digests, "open_file", refuse)
     [problem] = verify(built.tree).problems
-    assert (problem.path, problem.kind) == ("README.md", "unreadable")
+    assert (problem.path, problem.kind) == (path, "unreadable")
+    assert "Permission denied" in problem.what
 
 
 @pytest.mark.parametrize("jobs", [1, 5])
 def test_any_number_of_readers_finds_the_same(built: Built, jobs: int) -> None:
     """And progress adds up to what was read."""
-    from contextlib import contextmanager
     from threading import Lock
 
     flip(built.tree / SHARD, 4000)
@@ -242,7 +248,7 @@ def test_an_unknown_level_is_refused(shared_build: Built) -> None:
     """With those that exist."""
     with pytest.raises(InvalidUsage) as caught:
         verify(shared_build.tree, "deep")
-    assert "quick, full" in str(caught.value.hint)
+    assert "quick, full, sha256" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", "", "x\0y"])

@@ -1,0 +1,88 @@
+"""Remembering that a tree was read as a whole and found to be what its record says.
+
+Nothing published is written again, so this lies beside the trees. It tells when the bytes were last looked at, no more:
+a disk can rot the next day. Of a tree that was replaced since, or of a fact that cannot be read, nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import overlay
+from overlay.cache.disk import entries, has_layout, write_atomically
+from overlay.cache.layout import CacheRoot
+from overlay.errors import OverlayError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["Verified", "forget_verified", "last_verified", "remember_verified", "root_of", "without_tree"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """When a tree was verified.
+
+    Attributes:
+        when: ISO 8601, UTC.
+        level: ``full`` or ``sha256``.
+        version: Of this program.
+    """
+
+    when: str
+    level: str
+    version: str
+
+
+def root_of(tree: Path) -> CacheRoot | None:
+    """The cache root that a folder is a tree of; None for any other folder, and for a layout that is not ours."""
+    root = CacheRoot(tree.parent.parent.parent)
+    try:
+        return root if tree.parent == root.trees and has_layout(root) else None
+    except OverlayError:
+        return None
+
+
+def remember_verified(root: CacheRoot, tree: Path, level: str) -> None:
+    """Note that a tree was found to be sound just now; where the root cannot be written, nothing is."""
+    fact = Verified(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), level, overlay.__version__)
+    with suppress(OSError):
+        text = json.dumps({**asdict(fact), "tree": _identity(tree)})
+        write_atomically(_fact(root, tree), text.encode(), root, durable=False)
+
+
+def forget_verified(root: CacheRoot, tree: Path) -> None:
+    """Take such a note back, because the tree is damaged."""
+    with suppress(OSError):
+        _fact(root, tree).unlink()
+
+
+def last_verified(root: CacheRoot, tree: Path) -> Verified | None:
+    """What is noted of a tree; None where nothing is, or of another one that had its name."""
+    try:
+        found = json.loads(_fact(root, tree).read_bytes())
+        if found["tree"] != _identity(tree):
+            return None
+        fact = Verified(found["when"], found["level"], found["version"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return fact if all(isinstance(value, str) for value in asdict(fact).values()) else None
+
+
+def without_tree(root: CacheRoot) -> list[Path]:
+    """Notes on trees that are gone."""
+    return [path for path in entries(root.own / "verified") if not (root.trees / path.stem).exists()]
+
+
+def _fact(root: CacheRoot, tree: Path) -> Path:
+    return root.own / "verified" / f"{tree.name}.json"
+
+
+def _identity(tree: Path) -> list[int]:
+    """Of the folder itself: a tree that is built again has the same name."""
+    found = tree.stat()
+    return [found.st_ino, found.st_mtime_ns]
