@@ -1,70 +1,75 @@
 """Removing: what a user names, and what nobody needs.
 
-A plan is made first and then carried out, so a dry run lists what a run does. The order of removal is safe to interrupt
-anywhere: first the links that lead to a tree, then the tree in one rename, then action entries, then objects. A tree
-never needs its objects, which only save work.
+A plan is made first and then carried out, so a dry run lists what a run does. Where somebody began to use what was to
+go, the plan is made anew.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.actions import read_entry
-from overlay.cache.disk import writing
-from overlay.cache.listing import FileInfo, Files, TreeInfo, entries, files_under, find, locations_of, ls
-from overlay.cache.staging import is_abandoned, staging
-from overlay.formats.wording import counted, format_bytes
+from overlay.cache.disk import entries
+from overlay.cache.leases import ended_leases
+from overlay.cache.listing import FileInfo, Files, TreeInfo, files_under, find, locations_of, ls
+from overlay.cache.presence import builds_run, left_by_collectors
+from overlay.cache.removal import Kept, Removal, carry_out
+from overlay.cache.staging import is_abandoned
+from overlay.errors import CannotWrite, TryAgain
+from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
     from pathlib import Path
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Removal", "gc", "rm", "unreferenced"]
+__all__ = ["gc", "plan_rm", "rm", "unreferenced"]
 
 # Seconds: what is so young may belong to a build that cannot be seen from here.
 GRACE = 3600.0
+_ATTEMPTS = 9
+
+_Reason = Literal["leased", "pinned", "registry", "young"]
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """What goes, or went.
-
-    Attributes:
-        unfinished: Abandoned staging folders and temporary files.
-        frees: Bytes that the filesystem gets back.
-        held_outside: Bytes among these files that it does not, because the inodes have names outside the cache.
-        notes: What is kept although one might expect otherwise, and why.
-    """
-
-    locations: tuple[Path, ...]
-    trees: tuple[Path, ...]
-    actions: tuple[Path, ...]
-    objects: tuple[Path, ...]
-    unfinished: tuple[Path, ...]
-    frees: int
-    held_outside: int
-    notes: tuple[str, ...]
-
-
-def rm(root: CacheRoot, targets: Sequence[str], *, dry_run: bool = False) -> Removal:
+def rm(root: CacheRoot, targets: Sequence[str], *, leased: bool = False, dry_run: bool = False) -> Removal:
     """Remove locations, the trees that nothing else points to, and the objects that only these trees use.
 
     Args:
         root: The cache root.
         targets: Locations, trees, models, or paths of the first two.
+        leased: Also what readers hold leases on: their files vanish from under them.
         dry_run: Only say what would go.
 
     Raises:
         NotHere: A target names nothing.
-        CannotWrite: The filesystem refused.
+        CannotWrite: A tree is pinned, or the filesystem refused.
+        TryAgain: A reader holds a lease on a tree.
     """
+
+    def plan() -> Removal:
+        removal, doomed = _plan_rm(root, targets)
+        for tree in doomed:
+            _require_free(tree, leased=leased)
+        return removal
+
+    return plan() if dry_run else _carry_out(root, plan, leased=leased)
+
+
+def plan_rm(root: CacheRoot, targets: Sequence[str]) -> Removal:
+    """What :func:`rm` would remove, were nothing leased or pinned.
+
+    Raises:
+        NotHere: A target names nothing.
+    """
+    return _plan_rm(root, targets)[0]
+
+
+def _plan_rm(root: CacheRoot, targets: Sequence[str]) -> tuple[Removal, list[TreeInfo]]:
     found = [find(root, target) for target in targets]
     locations = frozenset[str]().union(*(names for _, names in found))
     meant = {tree.name: tree for trees, _ in found for tree in trees}
@@ -72,53 +77,123 @@ def rm(root: CacheRoot, targets: Sequence[str], *, dry_run: bool = False) -> Rem
     remaining = [tree for tree in ls(root) if tree.name not in {tree.name for tree in doomed}]
     owned = {root.object(digest) for tree in doomed for digest in tree.digests}
     objects = [file for file in unreferenced(root, remaining) if file.path in owned]
-    removal = _plan(root, [root.location(name) for name in locations], doomed, objects, [])
-    return removal if dry_run else _carry_out(root, removal)
+    return _plan(root, [root.location(name) for name in locations], doomed, objects), doomed
 
 
-def gc(root: CacheRoot, *, max_size: int | None = None, max_age: float | None = None, dry_run: bool = False) -> Removal:
+def _require_free(tree: TreeInfo, *, leased: bool) -> None:
+    if tree.pin is not None:
+        by = f" by {tree.pin.by}" if tree.pin.by else ""
+        reason = f" ({tree.pin.reason})" if tree.pin.reason else ""
+        raise CannotWrite(
+            f"{tree.path}: pinned{by}{reason}",
+            code="tree-pinned",
+            hint=f"overlay cache unpin {tree.name}",
+            path=str(tree.path),
+            by=tree.pin.by,
+            reason=tree.pin.reason,
+        )
+    if tree.leases and not leased:
+        more = f" and {len(tree.leases) - 1} more" if len(tree.leases) > 1 else ""
+        raise TryAgain(
+            f"{tree.path}: in use by {tree.leases[0].describe()}{more}",
+            code="tree-leased",
+            hint="stop that reader, or take its files from under it with --leased",
+            path=str(tree.path),
+            leases=[str(lease.file) for lease in tree.leases],
+        )
+
+
+def gc(
+    root: CacheRoot,
+    *,
+    max_size: int | None = None,
+    max_age: float | None = None,
+    wanted: Callable[[], Collection[str]] = frozenset,
+    dry_run: bool = False,
+) -> Removal:
     """Collect abandoned staging, and objects and action entries that no tree needs; under a limit, trees too.
 
-    Superseded trees go before those that a location points to, and in both the least recently used first. What is
-    younger than an hour stays.
+    Superseded trees go before those that a location points to, and in both the least recently used first. What readers
+    hold leases on, what a user pinned, what a registry wants and what is younger than an hour stays in spite of them.
 
     Args:
         root: The cache root.
         max_size: Bytes that may stay, not counting files that the Hub's cache holds as well.
         max_age: Seconds; trees that were not used for longer go.
+        wanted: Gives the names of the trees that a registry wants. Asked only under a limit.
         dry_run: Only say what would go.
 
     Raises:
         CannotWrite: The filesystem refused.
+        TryAgain: Others kept beginning to use what was to go.
     """
+
+    def plan() -> Removal:
+        return _plan_gc(root, max_size, max_age, wanted)
+
+    return plan() if dry_run else _carry_out(root, plan)
+
+
+def _plan_gc(
+    root: CacheRoot, max_size: int | None, max_age: float | None, wanted: Callable[[], Collection[str]]
+) -> Removal:
     now = time.time()
     trees = ls(root)
-    unfinished = [*filter(is_abandoned, entries(root.staging)), *_strays(root, now)]
+    needed = wanted() if max_size is not None or max_age is not None else ()
+    unfinished = [*filter(is_abandoned, entries(root.staging)), *left_by_collectors(root), *_strays(root, now)]
     occupied = Files(files_under(root.own)).frees()
     doomed: list[TreeInfo] = []
-    young = 0
+    spared: dict[_Reason, list[TreeInfo]] = {}
     for tree in sorted(trees, key=lambda tree: (bool(tree.locations), tree.last_used)):
         old = max_age is not None and now - tree.last_used > max_age
         big = max_size is not None and occupied - _frees(root, trees, doomed, unfinished) > max_size
         if not old and not big:
             continue
-        if now - tree.created > GRACE:
-            doomed.append(tree)
+        if reason := _reason_to_stay(tree, needed, now):
+            spared.setdefault(reason, []).append(tree)
         else:
-            young += 1
+            doomed.append(tree)
+    kept = [_kept("tree", why, found) for why, found in spared.items()]
     unused = unreferenced(root, _without(trees, doomed))
     objects = [file for file in unused if now - file.changed > GRACE]
-    notes = [f"kept: {counted(young, 'tree')} younger than an hour"] if young else []
-    if len(objects) < len(unused):
-        fresh = format_bytes(Files(unused).size() - Files(objects).size())
-        notes.append(f"kept: {counted(len(unused) - len(objects), 'unused object')} younger than an hour ({fresh})")
+    if young := [file for file in unused if now - file.changed <= GRACE]:
+        kept.append(Kept("object", "young", len(young), (), Files(young).size()))
     pointing = [name for tree in doomed for name in tree.locations]
     dangling = [name for name, target in locations_of(root).items() if target is None]
-    removal = _plan(root, [root.location(name) for name in pointing + dangling], doomed, objects, unfinished, notes)
+    locations = [root.location(name) for name in pointing + dangling]
+    removal = replace(_plan(root, locations, doomed, objects, unfinished, kept), ended=tuple(ended_leases(root)))
     if max_size is not None and (left := occupied - removal.frees) > max_size:
         over = f"{format_bytes(left)} stay, more than the limit of {format_bytes(max_size)}"
         removal = replace(removal, notes=(*removal.notes, over))
-    return removal if dry_run else _carry_out(root, removal)
+    return removal
+
+
+def _reason_to_stay(tree: TreeInfo, wanted: Collection[str], now: float) -> _Reason | None:
+    if tree.leases:
+        return "leased"
+    if tree.pin is not None:
+        return "pinned"
+    if tree.name in wanted:
+        return "registry"
+    return "young" if now - tree.created <= GRACE else None
+
+
+def _kept(what: Literal["tree"], why: _Reason, trees: Collection[TreeInfo]) -> Kept:
+    size = Files(chain.from_iterable(tree.files for tree in trees)).size()
+    return Kept(what, why, len(trees), tuple(tree.name for tree in trees), size)
+
+
+def _carry_out(root: CacheRoot, plan: Callable[[], Removal], *, leased: bool = False) -> Removal:
+    for _ in range(_ATTEMPTS):
+        removal = plan()
+        if carry_out(root, removal, leased=leased):
+            return removal
+    raise TryAgain(
+        f"{root.path}: others kept beginning to use what was to go",
+        code="cache-busy",
+        hint="run the same command again",
+        path=str(root.path),
+    )
 
 
 def _plan(
@@ -126,12 +201,12 @@ def _plan(
     locations: Collection[Path],
     trees: Collection[TreeInfo],
     objects: Collection[FileInfo],
-    unfinished: Collection[Path],
-    notes: Collection[str] = (),
+    unfinished: Collection[Path] = (),
+    kept: Collection[Kept] = (),
 ) -> Removal:
-    notes = list(notes)
-    if objects and not all(map(is_abandoned, entries(root.staging))):
-        notes.append(f"kept: {counted(len(objects), 'unused object')}, because a build is running and may use them")
+    notes: list[str] = []
+    if objects and builds_run(root):
+        kept = [*kept, Kept("object", "build", len(objects), (), Files(objects).size())]
         objects = ()
     going = {file.path for file in objects}
     actions = [file for file in files_under(root.actions) if _is_idle(root, file.path, going)]
@@ -141,33 +216,21 @@ def _plan(
         notes.append(
             f"{format_bytes(outside)} stay on the disk: the Hub's cache, or another folder, has the same inodes"
         )
+    locations = sorted(locations)
+    leading = locations_of(root)
     return Removal(
-        locations=tuple(sorted(locations)),
+        locations=tuple(locations),
+        targets=tuple(leading.get(location.name) for location in locations),
         trees=tuple(tree.path for tree in trees),
         actions=tuple(file.path for file in actions),
         objects=tuple(file.path for file in objects),
         unfinished=tuple(unfinished),
+        ended=(),
         frees=gone.frees(),
         held_outside=outside,
+        kept=tuple(kept),
         notes=tuple(notes),
     )
-
-
-def _carry_out(root: CacheRoot, removal: Removal) -> Removal:
-    with writing(root, "unlink what nobody needs"):
-        for path in removal.locations:
-            path.unlink(missing_ok=True)
-        if removal.trees:
-            with staging(root) as aside:
-                for path in removal.trees:
-                    with suppress(FileNotFoundError):
-                        path.rename(aside / path.name)
-        for path in (*removal.actions, *removal.objects):
-            path.unlink(missing_ok=True)
-        for path in removal.unfinished:
-            with suppress(FileNotFoundError):  # another collector was faster
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return removal
 
 
 def _frees(
@@ -208,7 +271,7 @@ def _is_idle(root: CacheRoot, path: Path, going: Collection[Path]) -> bool:
 
 def _strays(root: CacheRoot, now: float) -> list[Path]:
     """Temporary files that a killed writer left beside the file it meant to replace."""
-    folders = (root.own, root.locks, root.digests, *entries(root.actions))
+    folders = (root.own, root.locks, root.digests, root.pins, *entries(root.leases), *entries(root.actions))
     hidden = (path for folder in folders for path in entries(folder) if path.name.startswith("."))
     return [path for path in hidden if path.suffix == ".tmp" and now - _changed(path) > GRACE]
 

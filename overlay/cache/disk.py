@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "cannot_write",
+    "entries",
     "free_room",
     "fsync",
     "has_layout",
@@ -93,6 +94,14 @@ def existing(path: Path) -> Path:
     while not os.path.exists(path) and path != path.parent:  # noqa: PTH110 - Path.exists raises where it may not look
         path = path.parent
     return path
+
+
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder, sorted; nothing where it cannot be read."""
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
 
 
 def fsync(path: Path) -> None:

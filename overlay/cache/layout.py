@@ -8,6 +8,9 @@
     .overlay/actions/<2 hex>/<hex>.json
     .overlay/trees/<org>__<name>-<digest>/
     .overlay/staging/<pid>-<start>-<place>-<random>/
+    .overlay/leases/<tree>/<pid>-<start>-<place>-until-<seconds>-<random>    a reader; "timed-until-…" has no process
+    .overlay/pins/<tree>                what a user said must stay
+    .overlay/collecting/                collectors at work, and what they took out
     .overlay/locks/  .overlay/digests/
 """
 
@@ -79,6 +82,21 @@ class CacheRoot:
     def staging(self) -> Path:
         """Unfinished work, a folder for each build."""
         return self.own / "staging"
+
+    @property
+    def leases(self) -> Path:
+        """Who reads which tree, a folder for each tree."""
+        return self.own / "leases"
+
+    @property
+    def pins(self) -> Path:
+        """Trees that a user wants kept."""
+        return self.own / "pins"
+
+    @property
+    def collecting(self) -> Path:
+        """Collectors at work, and what they took out of its place."""
+        return self.own / "collecting"
 
     @property
     def locks(self) -> Path:

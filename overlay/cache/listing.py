@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.cache.disk import has_layout
+from overlay.cache.disk import entries, has_layout
+from overlay.cache.leases import leases
+from overlay.cache.pins import pins
 from overlay.cache.trees import is_our_link, location_target
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest
@@ -21,8 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from overlay.cache.layout import CacheRoot
+    from overlay.cache.leases import Lease
+    from overlay.cache.pins import Pin
 
-__all__ = ["FileInfo", "Files", "TreeInfo", "entries", "files_under", "find", "locations_of", "ls"]
+__all__ = ["FileInfo", "Files", "TreeInfo", "files_under", "find", "locations_of", "ls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,12 @@ class TreeInfo:
         locations: Names of the locations that point to it; none for a superseded generation.
         size: Bytes of its files, each inode once.
         created: When it was published, in seconds since the epoch.
-        last_used: Last read of a weight file as far as the filesystem notes it (relatime: within a day), or the last
-            swing of a location, or ``created``.
+        last_used: Now under a lease; else the last read of a weight file as far as the filesystem notes it (relatime:
+            within a day), when a lease was taken or given back, the last swing of a location, or ``created``.
         digests: Digests of its files by its record: these objects belong to it.
         files: Its files.
+        leases: Who reads it.
+        pin: Who wants it kept, if anybody.
     """
 
     name: str
@@ -67,6 +74,8 @@ class TreeInfo:
     last_used: float
     digests: frozenset[str]
     files: tuple[FileInfo, ...]
+    leases: tuple[Lease, ...]
+    pin: Pin | None
 
 
 class Files:
@@ -106,7 +115,12 @@ def ls(root: CacheRoot) -> tuple[TreeInfo, ...]:
     for name, target in locations_of(root).items():
         if target is not None:
             pointing.setdefault(target, []).append(name)
-    trees = [_tree(root, path, pointing.get(path, [])) for path in entries(root.trees) if path.is_dir()]
+    held, pinned = leases(root), pins(root)
+    trees = [
+        _tree(root, path, pointing.get(path, []), held.get(path.name, ()), pinned.get(path.name))
+        for path in entries(root.trees)
+        if path.is_dir()
+    ]
     return tuple(sorted(trees, key=lambda tree: (-tree.last_used, tree.name)))
 
 
@@ -156,12 +170,13 @@ def files_under(folder: Path) -> Iterator[FileInfo]:
                 yield FileInfo(path, status.st_size, inode, status.st_nlink, status.st_ctime)
 
 
-def _tree(root: CacheRoot, path: Path, locations: list[str]) -> TreeInfo:
+def _tree(root: CacheRoot, path: Path, locations: list[str], held: tuple[Lease, ...], pin: Pin | None) -> TreeInfo:
     files = tuple(sorted(files_under(path), key=lambda file: file.path))
     record = _record(path)
     created = _time(path, "st_mtime")
     uses = [_time(file.path, "st_atime") for file in files if file.path.suffix == ".safetensors"]
     swings = [_time(root.location(name), "st_mtime") for name in locations]
+    reads = time.time() if held else _time(root.leases / path.name, "st_mtime")
     model = record.get("model")
     return TreeInfo(
         name=path.name,
@@ -170,9 +185,11 @@ def _tree(root: CacheRoot, path: Path, locations: list[str]) -> TreeInfo:
         locations=tuple(sorted(locations)),
         size=Files(files).size(),
         created=created,
-        last_used=max([created, *uses, *swings]),
+        last_used=max([created, reads, *uses, *swings]),
         digests=_digests(record.get("outputs")),
         files=files,
+        leases=held,
+        pin=pin,
     )
 
 
@@ -192,14 +209,6 @@ def _digests(outputs: Any) -> frozenset[str]:
             parse_digest(item["digest"])
             found.add(item["digest"])
     return frozenset(found)
-
-
-def entries(folder: Path) -> list[Path]:
-    """What lies in a folder, sorted; nothing where it cannot be read."""
-    try:
-        return sorted(folder.iterdir())
-    except OSError:
-        return []
 
 
 def _time(path: Path, which: str) -> float:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["is_abandoned", "owned_folder", "staging"]
+__all__ = ["is_abandoned", "is_locked", "owned_folder", "staging"]
 
 # Seconds. A process of another host or container cannot be seen: where nobody wrote for so long, it is taken for gone.
 _SILENCE = 24 * 3600.0
@@ -63,15 +63,16 @@ def is_abandoned(folder: Path, prefix: str = "") -> bool:
     Both witnesses must say so: flock is a no-op on some filesystems, and a lock that is held is a sign of life even
     where the process cannot be seen.
     """
-    if _is_locked(folder):
+    if is_locked(folder):
         return False
     alive = is_alive(folder.name.removeprefix(prefix))
     return _silent_for(folder) > _SILENCE if alive is None else not alive
 
 
-def _is_locked(folder: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether another open file holds the lock of this file or folder."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return False
     try:

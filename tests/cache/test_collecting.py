@@ -299,7 +299,7 @@ def test_a_running_build_keeps_the_objects(root: Path, old: None) -> None:
         removed = rm(cache.root, [TREE])
 
     assert removal.objects == removed.objects == ()
-    assert "a build is running" in removal.notes[0]
+    assert [(kept.what, kept.why, kept.count, kept.size) for kept in removal.kept] == [("object", "build", 1, 6)]
     assert removed.frees < 2000
     assert len(gc(cache.root).objects) == len(FILES) + 1
 
@@ -377,15 +377,15 @@ def test_a_target_may_be_found_without_removing(root: Path) -> None:
 
 
 def test_removing_on_a_root_that_refuses(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refused unlink is an error of the root."""
+    """A refused write is an error of the root."""
     build(root)
     cache = Cache.open(root, create=False)
 
-    def unlink(*_: object, **__: object) -> None:
+    def mkdir(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(os, "mkdir", mkdir)
 
-    with pytest.raises(CannotWrite, match="unlink"):
+    with pytest.raises(CannotWrite, match="mkdir"):
         rm(cache.root, [TREE])
     assert is_whole(cache.location_path(LOCATION))
