@@ -14,7 +14,7 @@ from overlay.errors import OverlayError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["find_action", "put_action", "read_entry"]
+__all__ = ["drop_action", "find_action", "put_action", "read_entry"]
 
 _VERSION = 1
 
@@ -39,10 +39,16 @@ def find_action(root: CacheRoot, key: str, notes: list[str]) -> dict[str, Any] |
         reason = f"its object {entry['digest']} is missing or has another size"
     else:
         return entry
+    drop_action(root, key, reason, notes)
+    return None
+
+
+def drop_action(root: CacheRoot, key: str, reason: str, notes: list[str]) -> None:
+    """Remove an entry that cannot be right, and say so."""
+    path = root.action(key)
     with suppress(OSError):
         path.unlink()
     notes.append(f"{path}: {reason}; dropped")
-    return None
 
 
 def put_action(root: CacheRoot, key: str, entry: Mapping[str, Any]) -> None:

@@ -114,8 +114,8 @@ class Builder:
                 elif isinstance(step.output, CarriedFile) and step.moves_bytes:
                     made.files[step.output.path] = self._carry(step, step.output, made)
                     update(step.size)
-                elif step.entry is not None:
-                    made.files[step.output.path] = step.entry
+                elif step.found.entry is not None:
+                    made.files[step.output.path] = step.found.entry
         for step in steps:
             if isinstance(step.output, AliasFile):
                 made.files[step.output.path] = replace(made.files[step.output.of], path=step.output.path)

@@ -14,7 +14,7 @@ from overlay.materialization.survey import making_order
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from concurrent.futures import Future
     from pathlib import Path
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from overlay.materialization.survey import Step, Work
     from overlay.planning.outputs import Input
 
-__all__ = ["Checks", "Inputs", "fetch", "hash_ahead", "input_changed"]
+__all__ = ["Checks", "Inputs", "fetch", "fetch_files", "hash_ahead", "input_changed"]
 
 _MOST_HASHED = 8
 """Files at a time; a disk gives no more to more readers."""
@@ -42,12 +42,16 @@ class Inputs:
 
 
 def fetch(work: Work, repos: Mapping[str, Repo], phase: Phase) -> Inputs:
-    """Bring what is missing and find the rest."""
+    """Bring what the work needs and is missing, and find the rest."""
+    return fetch_files([source for step in work.steps for source in _needed(step)], work.missing, repos, phase)
+
+
+def fetch_files(wanted: Iterable[Input], missing: Iterable[Input], repos: Mapping[str, Repo], phase: Phase) -> Inputs:
+    """Bring those files that are missing, and find the others."""
     by_repo: dict[str, set[str]] = {}
-    for step in work.steps:
-        for source in _needed(step):
-            by_repo.setdefault(source.repo, set()).add(source.path)
-    total = sum(source.size for source in work.missing)
+    for source in wanted:
+        by_repo.setdefault(source.repo, set()).add(source.path)
+    total = sum(source.size for source in missing)
     with phase("download", total) if total else nullcontext(None) as update:
         paths = {
             (name, path): local

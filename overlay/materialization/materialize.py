@@ -6,18 +6,23 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from overlay.cache.leases import hold
+from overlay.cache.presence import building
+from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location
 from overlay.errors import BrokenInput, InvalidUsage, TryAgain
 from overlay.fingerprint import bytes_digest
 from overlay.materialization import sinks
 from overlay.materialization.build import Builder, Made, start_engine
 from overlay.materialization.inputs import Checks, fetch, hash_ahead
+from overlay.materialization.learning import settled_survey
+from overlay.materialization.lookup import remember
 from overlay.materialization.record import read_record, record_bytes, tree_name
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.state import find_state, is_settled
-from overlay.materialization.survey import Counters, Work, components, require_room_for_downloads, survey
+from overlay.materialization.survey import Counters, Work, components, survey
 from overlay.materialization.verify import quick_problems
 from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
@@ -75,7 +80,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     the_plan = _plan(inventory, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
-    work = survey(the_plan, inventory.repos, cache, options.link)
+    work = survey(the_plan, inventory.repos, cache, options.link, TensorDigests(cache.root))
     if _present(resolution, options) is not None:
         return replace(work, is_present=True)
     if not work.is_done or cache.location_target(the_plan.location) is None:
@@ -148,10 +153,12 @@ def materialize(
     the_plan = _plan(inventory, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
-    with cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait):
-        work = survey(the_plan, inventory.repos, cache, options.link)
-        cache.require_room(work.room)
-        require_room_for_downloads(work, inventory.repos, cache)
+    lock = cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait)
+    with lock, building(cache.root):  # from here on no collector takes what the survey finds
+        work = settled_survey(the_plan, inventory.repos, cache, memo, options.link, phase)
+        for step in work.steps:
+            if step.found.entry and step.found.factor_action:  # the next run need not know of factors
+                remember(cache, step.output, step.found, step.found.entry)
         engine = start_engine(work.steps, options.device)
         inputs = fetch(work, inventory.repos, phase)
         with Checks(work, inputs, inventory.repos, memo) as checks:
@@ -195,17 +202,18 @@ def _publish(work: Work, made: Made, cache: Cache, identity: Mapping[str, Any], 
             return False
         return record is not None and record.outputs == files and not quick_problems(found, record)
 
-    if tree.is_dir() and is_sound(tree):
-        if work.is_done and cache.location_target(work.plan.location) == tree:
-            result = "present"
-    else:
-        record = {**identity, "tree": name, "location": work.plan.location, "outputs": outputs, "run": run}
-        with cache.staging() as staging:
-            sinks.place_tree(work, made, cache, staging / "tree", record_bytes(record))
-            published = cache.publish_tree(staging / "tree", name, verify=is_sound)
-        if published.result == "adopted":
-            result = "adopted"
-    location = cache.swing_location(work.plan.location, name)
+    with hold(cache.root, name):  # so that a tree that is found here stays until its location leads to it
+        if tree.is_dir() and is_sound(tree):
+            if work.is_done and cache.location_target(work.plan.location) == tree:
+                result = "present"
+        else:
+            record = {**identity, "tree": name, "location": work.plan.location, "outputs": outputs, "run": run}
+            with cache.staging() as staging:
+                sinks.place_tree(work, made, cache, staging / "tree", record_bytes(record))
+                published = cache.publish_tree(staging / "tree", name, verify=is_sound)
+            if published.result == "adopted":
+                result = "adopted"
+        location = cache.swing_location(work.plan.location, name)
     if not tree.is_dir():
         raise TryAgain(
             f"{tree}: was removed while this ran",

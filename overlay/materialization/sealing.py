@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
     from overlay.materialization.survey import Work
-    from overlay.planning.outputs import Input
+    from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import AdapterUse, Plan
     from overlay.registry import Pin
 
@@ -101,11 +101,18 @@ def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str
 
 def run_report(work: Work, made: Made, engine: Engine | None, seconds: float) -> dict[str, Any]:
     """What this one run did."""
+    from overlay.planning.outputs import AliasFile, CarriedFile  # as above
+
+    def source(output: OutputFile) -> str:
+        return output.of if isinstance(output, AliasFile) else output.path
+
     reused = [
-        {"path": step.output.path, "digest": step.entry.digest, "why": "same action key" if step.action else ""}
+        {"path": step.output.path, "digest": step.found.entry.digest, "why": step.found.why}
         for step in work.steps
-        if step.how == "present" and step.entry is not None
+        if step.how == "present" and step.found.entry is not None
     ]
+    carried = {step.output.path for step in work.steps if isinstance(step.output, CarriedFile)}
+    claimed = [step.output.path for step in work.steps if source(step.output) in carried]
     return {
         "counters": asdict(work.counters),
         "seconds": round(seconds, 3),
@@ -113,6 +120,7 @@ def run_report(work: Work, made: Made, engine: Engine | None, seconds: float) ->
         "engine": engine.describe() if engine is not None else None,
         "links": made.links,
         "reused": reused,
+        "claimed": claimed,
         "versions": _versions(),
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -10,6 +10,7 @@ from overlay.cache.disk import fsync, make_folder, share_with_group, writing
 from overlay.cache.links import link_file
 from overlay.fingerprint import file_digest
 from overlay.materialization.build import Carried, recorded
+from overlay.materialization.lookup import remember
 from overlay.materialization.record import RECORD_NAME
 from overlay.planning.outputs import AliasFile, GeneratedFile
 
@@ -47,8 +48,7 @@ class CacheSink:
             built = write(staging / "built.safetensors")
             self.checks.wait(step)
             self.cache.adopt_file(staging / "built.safetensors", built.digest)
-        if step.action:
-            self.cache.put_action(step.action, recorded(step.output.path, built).content_json())
+        remember(self.cache, step.output, step.found, recorded(step.output.path, built))
         return built
 
     def carry(self, step: Step, source: Input) -> Carried:
@@ -60,8 +60,8 @@ class CacheSink:
         linked = self.cache.link_object(
             path, digest, self.link, shared_store=shared, check=lambda: self.checks.wait(step)
         )
-        if step.action:
-            self.cache.put_action(step.action, {"digest": digest, "size": source.size})
+        if step.found.action:
+            self.cache.put_action(step.found.action, {"digest": digest, "size": source.size})
         return Carried(linked.how, digest, linked.path)
 
 

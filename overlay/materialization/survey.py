@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.disk import existing, free_room
-from overlay.cache.links import ways
-from overlay.cache.probe import LinkOutlook, link_outlook
-from overlay.errors import BrokenInput, CannotWrite
-from overlay.fingerprint import bytes_digest, parse_digest
+from overlay.errors import CannotWrite
+from overlay.fingerprint import bytes_digest
 from overlay.formats.layout import canonical_layout
-from overlay.formats.wording import format_bytes
+from overlay.formats.wording import counted, format_bytes
 from overlay.hub import HubRepo
-from overlay.materialization.record import RecordedFile, RecordedTensor, carried_tensors
-from overlay.planning.actions import action_of
+from overlay.materialization.links import Links
+from overlay.materialization.lookup import Found, Lookup
+from overlay.materialization.record import RecordedFile
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from overlay.cache import Cache, LinkMode
+    from overlay.cache.tensors import TensorDigests
     from overlay.formats.files import Files
-    from overlay.formats.layout import Layout
     from overlay.hub import Repo
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
@@ -37,8 +36,11 @@ __all__ = [
     "carried_step",
     "components",
     "counters_of",
+    "downloading_counters",
+    "learning_counters",
     "making_order",
     "require_room_for_downloads",
+    "room_for",
     "survey",
 ]
 
@@ -61,22 +63,28 @@ class Counters:
     written: int = 0
     linked: int = 0
 
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(
+            self.downloaded + other.downloaded,
+            self.read + other.read,
+            self.written + other.written,
+            self.linked + other.linked,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One output file and how it comes about on this host.
 
     Attributes:
-        action: Its action key; None for what is made anew each time.
-        entry: What the cache holds for it, if it does.
+        found: Its action keys, and what the cache holds for it, if it does.
         payload: Bytes of its tensors; 0 for other files.
         size: Bytes of the file.
     """
 
     output: OutputFile
     how: How
-    action: str | None
-    entry: RecordedFile | None
+    found: Found
     payload: int
     size: int
 
@@ -99,9 +107,11 @@ class Work:
 
     Attributes:
         missing: Inputs that are not on this host, in the order of the plan.
-        counters: What a run will count.
+        unlearned: Adapters to read before it is known whether the cache holds what is made of them.
+        counters: What a run will count; with ``is_most`` at most.
         room: Bytes that the cache root's filesystem needs: what is written or copied, and downloads that land there.
-        notes: Why files are copied, where nobody asked for that.
+        notes: Why files are copied, where nobody asked for that; what is not known yet.
+        is_most: Whether some of it may turn out to be there, once the unlearned adapters were read.
         is_present: Whether the model is published already, so that a run would do nothing.
     """
 
@@ -110,7 +120,9 @@ class Work:
     missing: tuple[Input, ...]
     counters: Counters
     room: int
+    unlearned: tuple[Input, ...] = ()
     notes: tuple[str, ...] = ()
+    is_most: bool = False
     is_present: bool = False
 
     @property
@@ -119,22 +131,53 @@ class Work:
         return not any(step.moves_bytes for step in self.steps)
 
 
-def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode) -> Work:
+def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode, tensors: TensorDigests) -> Work:
     """Hold a plan against the cache. Reads headers and metadata only, writes nothing that stays.
 
     Args:
         repos: By repo id, as in the plan's inputs.
         mode: How unchanged files may come into the cache.
+        tensors: Digests of the adapters' tensors, as far as they are known.
     """
-    links = _Links(cache, mode, repos.values())
-    steps = tuple(_step(output, plan.rule, repos, cache, links) for output in plan.outputs)
+    links, lookup = Links(cache, mode, repos.values()), Lookup(cache, plan.rule, tensors)
+    steps = tuple(_step(output, repos, lookup, links) for output in plan.outputs)
     wanted = [source for step in steps if step.moves_bytes for source in inputs_of(step.output)]
     distinct = {(i.repo, i.path): i for i in wanted}
     missing = tuple(i for i in distinct.values() if repos[i.repo].local(i.path) is None)
-    counters = counters_of(steps, downloaded=sum(_payload(repos[i.repo], i) for i in missing))
-    room = sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
-    room += sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
-    return Work(plan, steps, missing, counters, room, links.notes())
+    unlearned = tuple(dict.fromkeys(source for sources in lookup.unlearned.values() for source in sources))
+    # What was never learned here was never the key of an object here.
+    is_most = bool(unlearned) and not tensors.is_empty()
+    return Work(
+        plan,
+        steps,
+        missing,
+        counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
+        sum(step.size for step in steps if step.how in ("build", "copy", "generate")) + room_for(missing, repos, cache),
+        unlearned,
+        (*links.notes(), *([_at_most(lookup.unlearned, unlearned)] if is_most else [])),
+        is_most,
+    )
+
+
+def _at_most(outputs: Collection[str], unlearned: Sequence[Input]) -> str:
+    adapters = " and ".join(source.path for source in unlearned)
+    verb = "is" if len(unlearned) == 1 else "are"
+    return f"at most: which of {counted(len(outputs), 'shard')} change is known once {adapters} {verb} read"
+
+
+def downloading_counters(missing: Iterable[Input], repos: Mapping[str, Repo]) -> Counters:
+    """What fetching these files moves."""
+    return Counters(downloaded=sum(_payload(repos[i.repo], i) for i in missing))
+
+
+def learning_counters(adapters: Iterable[Input], repos: Mapping[str, Repo]) -> Counters:
+    """What reading these adapters once moves, beside what the outputs read of them."""
+    return Counters(read=sum(_payload(repos[i.repo], i) for i in adapters))
+
+
+def room_for(missing: Iterable[Input], repos: Mapping[str, Repo], cache: Cache) -> int:
+    """Bytes that fetching these files takes of the cache root's filesystem."""
+    return sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
 
 
 def making_order(steps: Iterable[Step]) -> list[Step]:
@@ -142,123 +185,52 @@ def making_order(steps: Iterable[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: isinstance(step.output, CarriedFile))
 
 
-def counters_of(steps: Iterable[Step], downloaded: int = 0) -> Counters:
+def counters_of(steps: Iterable[Step]) -> Counters:
     """What making these files moves."""
     steps = tuple(steps)
     return Counters(
-        downloaded=downloaded,
         read=sum(step.bytes_read for step in steps),
         written=sum(step.payload for step in steps if step.how in ("build", "copy")),
         linked=sum(step.payload for step in steps if step.how in ("reflink", "hardlink")),
     )
 
 
-def built_step(output: SafetensorsFile, action: str | None = None, held: Mapping[str, Any] | None = None) -> Step:
+def built_step(output: SafetensorsFile, lookup: Lookup | None = None) -> Step:
     """The step of a file that is written here.
 
     Args:
-        held: What a cache remembers of the action; it is believed only if it can be of a file of this layout.
+        lookup: Finds what a cache holds; None where there is no cache.
     """
     layout = canonical_layout([(t.name, t.dtype, t.shape) for t in output.tensors], output.metadata)
-    entry = _entry_of(output.path, layout, held)
+    found = lookup.written(output, layout) if lookup else Found()
     payload = layout.file_size - len(layout.header)
-    return Step(output, "present" if entry else "build", action, entry, payload, layout.file_size)
+    return Step(output, "present" if found.entry else "build", found, payload, layout.file_size)
 
 
-def carried_step(
-    output: CarriedFile, files: Files, how: How, action: str | None = None, entry: RecordedFile | None = None
-) -> Step:
+def carried_step(output: CarriedFile, files: Files, how: How, found: Found | None = None) -> Step:
     """The step of a file that is taken over from ``files``."""
-    return Step(output, how, action, entry, _payload(files, output.input), output.input.size)
+    return Step(output, how, found or Found(), _payload(files, output.input), output.input.size)
 
 
-def _step(output: OutputFile, rule: str, repos: Mapping[str, Repo], cache: Cache, links: _Links) -> Step:
+def _step(output: OutputFile, repos: Mapping[str, Repo], lookup: Lookup, links: Links) -> Step:
     match output:
         case GeneratedFile():
             made = RecordedFile(output.path, bytes_digest(output.data, "sha256"), len(output.data))
-            return Step(output, "generate", None, made, 0, len(output.data))
+            return Step(output, "generate", Found(entry=made), 0, len(output.data))
         case AliasFile():
-            return Step(output, "alias", None, None, 0, 0)
+            return Step(output, "alias", Found(), 0, 0)
         case CarriedFile():
-            return _carried_step(output, rule, repos[output.input.repo], cache, links)
+            repo = repos[output.input.repo]
+            found = lookup.carried(output, repo)
+            return carried_step(output, repo, "present" if found.entry else links.way_from(repo), found)
         case SafetensorsFile():
-            action = action_of(output, rule)
-            return built_step(output, action, cache.find_action(action) if action else None)
-
-
-def _entry_of(path: str, layout: Layout, entry: Mapping[str, Any] | None) -> RecordedFile | None:
-    if entry is None:
-        return None
-    expected = [(tensor.name, tensor.dtype, tensor.shape) for tensor in layout.tensors]
-    try:
-        tensors = tuple(
-            RecordedTensor(item["name"], item["dtype"], tuple(item["shape"]), item["digest"])
-            for item in entry["tensors"]
-        )
-        for digest in (entry["digest"], *(tensor.digest for tensor in tensors)):
-            parse_digest(digest)
-        found = [(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
-        if entry["size"] != layout.file_size or found != expected:
-            return None
-        return RecordedFile(path, entry["digest"], entry["size"], tensors)
-    except (KeyError, TypeError, BrokenInput):
-        return None
-
-
-def _carried_step(output: CarriedFile, rule: str, repo: Repo, cache: Cache, links: _Links) -> Step:
-    source = output.input
-    action = action_of(output, rule)
-    digest: str | None = None
-    if source.digest.startswith("sha256:"):
-        digest = source.digest if cache.has_object(source.digest, source.size) else None
-    elif action and (held := cache.find_action(action)):
-        digest = held["digest"]
-    entry = None
-    if digest is not None:
-        tensors = carried_tensors(repo.header(source.path)) if source.path.endswith(".safetensors") else None
-        entry = RecordedFile(output.path, digest, source.size, tensors)
-    return carried_step(output, repo, "present" if entry else links.way_from(repo), action, entry)
+            return built_step(output, lookup)
 
 
 def _payload(files: Files, source: Input) -> int:
     if not source.path.endswith(".safetensors"):
         return 0
     return source.size - files.header(source.path).data_start
-
-
-class _Links:
-    """How files can come into the cache, found with one that is here: once a folder, once for the Hub's store.
-
-    Of a repo nothing may be here yet, but small files of another one are: a plan has read them.
-    """
-
-    def __init__(self, cache: Cache, mode: LinkMode, repos: Iterable[Repo]) -> None:
-        self._root = cache.root
-        self._mode: LinkMode = mode
-        self._in_store = [repo for repo in repos if repo.shared_store]
-        self._known: dict[str, LinkOutlook] = {}
-
-    def way_from(self, repo: Repo) -> How:
-        key = "" if repo.shared_store else repo.repo
-        if key not in self._known:
-            self._known[key] = self._outlook(self._in_store if repo.shared_store else [repo])
-        # Where nothing works, the run says so, at its first write.
-        return self._known[key].how or ways(self._mode, shared_store=repo.shared_store)[-1]
-
-    def notes(self) -> tuple[str, ...]:
-        """Why files are copied, where nobody asked for that."""
-        return tuple(
-            f"files of {repo or 'the Hub cache'} are copied ({outlook.why})"
-            for repo, outlook in self._known.items()
-            if outlook.how == "copy" and self._mode != "copy"
-        )
-
-    def _outlook(self, repos: list[Repo]) -> LinkOutlook:
-        here = (path for repo in repos for name in repo.paths() if (path := repo.local(name)) is not None)
-        sample = next(here, None)
-        if sample is None:
-            return LinkOutlook(None, "no file is here yet to try with")
-        return link_outlook(self._root, sample, self._mode, shared_store=repos[0].shared_store)
 
 
 def _same_filesystem(repo: Repo, cache: Cache) -> bool:

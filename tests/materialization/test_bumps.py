@@ -45,10 +45,14 @@ def bumped_overlay_readme(hub: HubFolder) -> HubFolder:
 
 
 def run(hub: HubFolder, root: Path) -> Materialization:
-    """Materialize, after a look at what the plan counts: the run must count the same."""
-    planned = plan(VDN, options(hub, root)).counters
+    """Materialize, after a look at what the plan counts: the run must count the same, or less where that says so."""
+    planned = plan(VDN, options(hub, root))
     done = materialize(VDN, options(hub, root))
-    assert done.counters == planned
+    if planned.is_most:
+        most = asdict(planned.counters)
+        assert all(count <= most[name] for name, count in asdict(done.counters).items())
+    else:
+        assert done.counters == planned.counters
     return done
 
 
@@ -97,7 +101,7 @@ def test_a_bump_that_changes_no_weight_builds_reads_and_writes_nothing(
         "video_vae/source/model.safetensors",
         "audio_vae/diffusion_pytorch_model.safetensors",
     }
-    assert set(reused.values()) == {"same action key"}
+    assert set(reused.values()) == {"same inputs"}
     assert record(second)["pins"]["source"]["revision"] == bumped.source
 
 
