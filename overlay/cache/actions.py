@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.cache.disk import is_file_of, write_atomically, writing
+from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.layout import CacheRoot
 from overlay.errors import OverlayError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["drop_action", "find_action", "put_action", "read_entry"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 def find_action(root: CacheRoot, key: str, notes: list[str]) -> dict[str, Any] | None:
@@ -34,7 +34,7 @@ def find_action(root: CacheRoot, key: str, notes: list[str]) -> dict[str, Any] |
         return None
     entry = read_entry(data, path.stem)
     if entry is None:
-        reason = "not an action entry of this version"
+        reason = "not an action entry of this version, or damaged"
     elif not is_file_of(root.object(entry["digest"]), entry["size"]):
         reason = f"its object {entry['digest']} is missing or has another size"
     else:
@@ -54,19 +54,18 @@ def drop_action(root: CacheRoot, key: str, reason: str, notes: list[str]) -> Non
 def put_action(root: CacheRoot, key: str, entry: Mapping[str, Any]) -> None:
     """Write an entry; it names at least the ``digest`` and the ``size`` of the object."""
     path = root.action(key)
-    document = {"schema_version": _VERSION, "key": path.stem, "entry": dict(entry)}
+    data = entry_bytes(_VERSION, path.stem, dict(entry))
     with writing(root, "rename an action entry into place"):
         # Not durable: an entry that a power cut empties is dropped like any other that makes no sense.
-        write_atomically(path, json.dumps(document, sort_keys=True).encode(), root, durable=False)
+        write_atomically(path, data, root, durable=False)
 
 
 def read_entry(data: bytes, key: str) -> dict[str, Any] | None:
     """The entry in a file's bytes; None where they are not an entry of this key and version."""
+    entry = entry_in(data, _VERSION, key)
     try:
-        document = json.loads(data)
-        entry = document["entry"]
         CacheRoot(Path()).object(entry["digest"])
-        sound = (document["schema_version"], document["key"]) == (_VERSION, key) and type(entry["size"]) is int
-    except (ValueError, TypeError, KeyError, RecursionError, OverlayError):
+        sound = type(entry["size"]) is int
+    except (TypeError, KeyError, OverlayError):
         return None
     return entry if sound and isinstance(entry, dict) else None

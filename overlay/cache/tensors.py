@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import write_atomically, writing
+from overlay.cache.entries import entry_bytes, entry_in
 from overlay.errors import BrokenInput
 from overlay.fingerprint import Span, parse_digest
 
@@ -53,10 +53,9 @@ class TensorDigests:
         """
         self._known[file] = dict(tensors)
         rows = [[offset, nbytes, digest] for (offset, nbytes), digest in sorted(tensors.items())]
-        document = {"schema_version": _VERSION, "file": file, "tensors": rows}
         with writing(self._root, "rename digests into place"):
             # Not durable: an entry that a power cut empties is as good as none.
-            write_atomically(self._path(file), json.dumps(document).encode(), self._root, durable=False)
+            write_atomically(self._path(file), entry_bytes(_VERSION, file, rows), self._root, durable=False)
 
     def is_empty(self) -> bool:
         """Whether nothing was ever remembered here."""
@@ -67,11 +66,9 @@ class TensorDigests:
 
     def _load(self, file: str) -> Mapping[Span, str]:
         try:
-            document = json.loads(self._path(file).read_bytes())
-            if (document["schema_version"], document["file"]) != (_VERSION, file):
-                return {}
-            found = {(offset, nbytes): digest for offset, nbytes, digest in document["tensors"]}
+            rows = entry_in(self._path(file).read_bytes(), _VERSION, file)
+            found = {(offset, nbytes): digest for offset, nbytes, digest in rows}
             sound = all(parse_digest(digest)[0] == "sha256" for digest in found.values())
-        except (OSError, ValueError, TypeError, KeyError, RecursionError, BrokenInput):
+        except (OSError, ValueError, TypeError, BrokenInput):
             return {}
         return found if sound else {}

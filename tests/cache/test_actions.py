@@ -9,6 +9,7 @@ import pytest
 from support.caches import add_object, digest_of, key_of
 
 from overlay.cache import Cache
+from overlay.cache.entries import entry_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +46,14 @@ def test_another_key_finds_nothing(cache: Cache) -> None:
     assert cache.notes == []
 
 
-def document(**changes: Any) -> bytes:
-    return json.dumps({"schema_version": 1, "key": KEY, "entry": ENTRY} | changes).encode()
+def document(version: int = 2, key: str = KEY, entry: Any = ENTRY) -> bytes:
+    """An entry that is whole, whatever it says."""
+    return entry_bytes(version, key, entry)
+
+
+def edited(**changes: Any) -> bytes:
+    """An entry in which somebody changed something."""
+    return json.dumps(json.loads(document()) | changes).encode()
 
 
 @pytest.mark.parametrize(
@@ -58,8 +65,15 @@ def document(**changes: Any) -> bytes:
         b"[]",
         b"null",
         b"[" * 100_000,
-        document(schema_version=2),
-        document(schema_version="1"),
+        document(version=1),
+        edited(schema_version=2.5),
+        edited(check="sha256:" + "0" * 64),
+        edited(check=None),
+        edited(entry=ENTRY | {"kernel": {"name": "ordered"}}),
+        edited(entry=ENTRY | {"tensors": [["v", "BF16", [2, 2]]]}),
+        edited(more=1),
+        document()[:-2],
+        document().replace(b"BF16", b"BF17"),
         document(key=key_of("other")),
         document(entry=[]),
         document(entry={}),
@@ -84,6 +98,14 @@ def test_a_poisoned_entry_is_dropped(cache: Cache, data: bytes) -> None:
     assert cache.has_object(DIGEST, len(DATA))
     cache.put_action(KEY, ENTRY)
     assert cache.find_action(KEY) == ENTRY
+
+
+def test_an_entry_is_used_as_it_is_written(cache: Cache) -> None:
+    """What the cases of a poisoned entry start from is none."""
+    cache.root.action(KEY).write_bytes(document())
+
+    assert cache.find_action(KEY) == ENTRY
+    assert edited() == document()
 
 
 def test_a_truncated_object_is_a_miss(cache: Cache) -> None:
