@@ -18,6 +18,7 @@ from overlay.cache.layout import CacheRoot
 from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
+    import os
     from pathlib import Path
 
 __all__ = ["Verified", "forget_verified", "last_verified", "remember_verified", "root_of", "without_tree"]
@@ -47,11 +48,15 @@ def root_of(tree: Path) -> CacheRoot | None:
         return None
 
 
-def remember_verified(root: CacheRoot, tree: Path, level: str) -> None:
-    """Note that a tree was found to be sound just now; where the root cannot be written, nothing is."""
+def remember_verified(root: CacheRoot, tree: Path, seen: os.stat_result, level: str) -> None:
+    """Note that a tree was found to be sound just now; where the root cannot be written, nothing is.
+
+    Args:
+        seen: Stat of its folder when the verify began.
+    """
     fact = Verified(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), level, overlay.__version__)
     with suppress(OSError):
-        text = json.dumps({**asdict(fact), "tree": _identity(tree)})
+        text = json.dumps({**asdict(fact), "tree": _identity(seen)})
         write_atomically(_fact(root, tree), text.encode(), root, durable=False)
 
 
@@ -65,7 +70,7 @@ def last_verified(root: CacheRoot, tree: Path) -> Verified | None:
     """What is noted of a tree; None where nothing is, or of another one that had its name."""
     try:
         found = json.loads(_fact(root, tree).read_bytes())
-        if found["tree"] != _identity(tree):
+        if found["tree"] != _identity(tree.stat()):
             return None
         fact = Verified(found["when"], found["level"], found["version"])
     except (OSError, ValueError, TypeError, KeyError):
@@ -82,7 +87,6 @@ def _fact(root: CacheRoot, tree: Path) -> Path:
     return root.own / "verified" / f"{tree.name}.json"
 
 
-def _identity(tree: Path) -> list[int]:
+def _identity(found: os.stat_result) -> list[int]:
     """Of the folder itself: a tree that is built again has the same name."""
-    found = tree.stat()
     return [found.st_ino, found.st_mtime_ns]

@@ -80,7 +80,7 @@ def content_problems(
     workers = jobs or min(_MOST_THREADS, 2 * len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(workers, thread_name_prefix="overlay-verify") as pool:
         try:
-            fast = {file.path: None if only_sha256 else _fast_digest(file, memo) for file in files}
+            fast = {file.path: _fast_digest(file, None if only_sha256 else memo) for file in files}
             # What one thread must read alone first and the largest of it before, so that nothing long is left over.
             order = sorted(files, key=lambda file: (fast[file.path] is not None, -file.size))
             readings = [_start(pool, folder, file, fast[file.path], memo, update) for file in order]
@@ -91,8 +91,10 @@ def content_problems(
     return [problem for file in files if (problem := found[file.path]) is not None]
 
 
-def _fast_digest(file: RecordedFile, memo: DigestMemo) -> str | None:
-    return memo.xxh3_of(file.digest) if file.algorithm == "sha256" else file.digest
+def _fast_digest(file: RecordedFile, memo: DigestMemo | None) -> str | None:
+    if file.algorithm == "xxh3_128":
+        return file.digest
+    return memo.xxh3_of(file.digest) if memo is not None else None
 
 
 def _start(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from overlay.cache.listing import find, ls
 from overlay.errors import BrokenInput, InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import file_digest
+from overlay.materialization.content import Problem
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, silent
-from overlay.materialization.verify import Problem, verify
+from overlay.materialization.verify import verify
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def repair(
     cache = open_cache(options, create=False)
     names = [tree.name for target in targets for tree in find(cache.root, target)[0]]
     trees = [tree for tree in ls(cache.root) if not targets or tree.name in names]
-    looked = [(tree, _problems(cache.tree_path(tree.name), options, phase)) for tree in trees]
+    looked = [(tree, _problems(cache.tree_path(tree.name), options, phase, dry_run=dry_run)) for tree in trees]
     damaged = [(tree, problems) for tree, problems in looked if problems]
     records = {tree.name: _record(cache.tree_path(tree.name)) for tree, _ in damaged}
     if not dry_run:
@@ -89,9 +90,9 @@ def repair(
     )
 
 
-def _problems(tree: Path, options: Options, phase: Phase) -> tuple[Problem, ...]:
+def _problems(tree: Path, options: Options, phase: Phase, *, dry_run: bool) -> tuple[Problem, ...]:
     try:
-        return verify(tree, "full", jobs=options.jobs, phase=phase).problems
+        return verify(tree, "full", jobs=options.jobs, phase=phase, remember=not dry_run).problems
     except (BrokenInput, NotHere) as error:
         return (Problem("", "unreadable", str(error)),)
 

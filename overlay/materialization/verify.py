@@ -49,18 +49,25 @@ class Verification:
         return not self.problems
 
 
-def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase: Phase | None = None) -> Verification:
+def verify(
+    folder: Path,
+    level: str = "full",
+    *,
+    jobs: int | None = None,
+    phase: Phase | None = None,
+    remember: bool = True,
+) -> Verification:
     """Hold a folder against the record in it.
 
     Level ``full`` finds whatever broke or was changed by mistake. A file that somebody made to pass is found by
     ``sha256``, as far as the record holds one: of the files that were carried over from a repo.
 
-    Of a tree in a cache it is remembered there when it was last read and found to be sound.
-
     Args:
         level: ``quick`` for names and sizes; ``full`` for every byte, by the fastest digest that is known of it;
             ``sha256`` for every byte, by sha256 where the record has that.
         jobs: Reads at a time; None: as many as pay on this machine.
+        remember: Of a tree in a cache, note there which digests are of one content, and that it was found to be sound
+            or is not any more; without it nothing is written.
 
     Raises:
         InvalidUsage: No such level, or the folder is a file.
@@ -79,6 +86,7 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
             "two directories can be held against each other: overlay compare A B",
             path=str(folder),
         )
+    seen = folder.stat()  # before the first look: what is remembered is of this tree, if another one takes its place
     problems = quick_problems(folder, record)
     bytes_read = 0
     if level != "quick":
@@ -86,13 +94,11 @@ def verify(folder: Path, level: str = "full", *, jobs: int | None = None, phase:
         broken = {problem.path for problem in problems}
         unread = _distinct(folder, [item for item in record.outputs if item.path not in broken])
         bytes_read = sum(item.size for item in unread)
-        memo = DigestMemo(root.digests if root else None)
+        memo = DigestMemo(root.digests if root else None, write=remember)
         with (phase or silent)("verify", bytes_read) as update:
             problems += content_problems(folder, unread, memo, update, jobs=jobs, only_sha256=level == "sha256")
-        if root and problems:
-            forget_verified(root, folder)
-        elif root:
-            remember_verified(root, folder, level)
+        if root and remember:
+            forget_verified(root, folder) if problems else remember_verified(root, folder, seen, level)
     problems.sort(key=lambda problem: problem.path)
     return Verification(
         folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import BrokenInput, NotHere
-from overlay.fingerprint import BLOCK, BlockHasher, bytes_digest, digests, file_digest, git_blob_digest, parse_digest
+from overlay.fingerprint import (
+    BLOCK,
+    BlockHasher,
+    Digests,
+    block_digest,
+    bytes_digest,
+    digest_of_blocks,
+    digests,
+    file_digest,
+    file_digests,
+    git_blob_digest,
+    parse_digest,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -104,6 +117,22 @@ def test_wide_buffers_count_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bytes_digest(memoryview(data).cast("d"), "xxh3_128") == bytes_digest(data, "xxh3_128")
 
 
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 2 * BLOCK + 5])
+def test_blocks_read_apart_equal_the_file(tmp_path: Path, size: int) -> None:
+    """In any order and on any thread; a block behind the end adds nothing of its own."""
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    numbers = range(-(-size // BLOCK))
+
+    with ThreadPoolExecutor(3) as pool:
+        backwards = list(pool.map(lambda number: block_digest(path, number), reversed(numbers)))
+
+    assert digest_of_blocks(reversed(backwards)) == _oracle(data, BLOCK)
+    assert block_digest(path, len(numbers) + 1) == xxhash.xxh3_128_digest(b"")
+    assert file_digests(path) == Digests(bytes_digest(data, "sha256"), _oracle(data, BLOCK))
+
+
 @pytest.mark.parametrize("algorithm", ["xxh3_128", "sha256"])
 def test_memory_stays_bounded(tmp_path: Path, algorithm: str) -> None:
     """A file much larger than the buffer is never held, nor is one block of it."""
@@ -128,6 +157,10 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         file_digest(tmp_path / "none", "sha256")
     with pytest.raises(BrokenInput, match="link to gone"):
         file_digest(tmp_path / "link", "xxh3_128")
+    with pytest.raises(NotHere, match="none: no such file"):
+        file_digests(tmp_path / "none")
+    with pytest.raises(BrokenInput, match="link to gone"):
+        block_digest(tmp_path / "link", 0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from support.users import other_user
 
 from overlay.errors import BrokenInput, NotHere, TryAgain
-from overlay.fingerprint import DigestMemo, Digests, memo
+from overlay.fingerprint import BLOCK, DigestMemo, Digests, bytes_digest, memo
 
 pytestmark = pytest.mark.no_torch
 
@@ -334,3 +334,97 @@ def test_a_memo_that_must_not_write_uses_what_is_kept_and_keeps_nothing(tmp_path
     assert reader.sha256(new) == f"sha256:{hashlib.sha256(b'new').hexdigest()}"
     assert reader.sha256(old) == f"sha256:{hashlib.sha256(b'old').hexdigest()}"
     assert sorted((tmp_path / "memo").iterdir()) == before
+
+
+LARGE = bytes(BLOCK)
+EQUAL = Digests(_sha256(LARGE), bytes_digest(LARGE, "xxh3_128"))
+
+
+def test_one_pass_takes_both_digests(tmp_path: Path, clock: Clock) -> None:
+    """The xxh3_128 of what was hashed for its sha256 is known by that sha256, also to the next memo."""
+    digests = DigestMemo(tmp_path / "memo")
+    assert digests.xxh3_of(EQUAL.sha256) is None
+
+    assert digests.sha256(_file(tmp_path / "x", LARGE)) == EQUAL.sha256
+
+    assert digests.xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+    assert DigestMemo(tmp_path / "memo").xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+    assert clock.hashed == 1
+
+
+def test_equal_digests_are_a_fact_about_content_not_about_a_file(tmp_path: Path, clock: Clock) -> None:
+    """They are kept of a file that is too young for its own digest to be, and outlive it."""
+    clock.offset = 0
+    path = _file(tmp_path / "x", LARGE)
+    DigestMemo(tmp_path / "memo").sha256(path)
+    path.unlink()
+
+    assert DigestMemo(tmp_path / "memo").xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+    assert [entry.suffix for entry in (tmp_path / "memo").iterdir()] == [".equal"]
+
+
+def test_equal_digests_of_small_content_are_not_kept(tmp_path: Path) -> None:
+    """Taking them again costs less than looking them up."""
+    digests = DigestMemo(tmp_path / "memo")
+    digests.remember_equal(EQUAL, BLOCK - 1)
+    assert digests.xxh3_of(EQUAL.sha256) is None
+    assert not (tmp_path / "memo").exists()
+    digests.remember_equal(EQUAL, BLOCK)
+    assert digests.xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+
+
+EQUAL_DAMAGE = {
+    "empty": "",
+    "not JSON": "{",
+    "list": "[]",
+    "of another content": json.dumps({**EQUAL._asdict(), "sha256": _sha256(b"")}),
+    "nothing said": json.dumps({"sha256": EQUAL.sha256}),
+    "no digest": json.dumps({**EQUAL._asdict(), "xxh3_128": None}),
+    "bad digest": json.dumps({**EQUAL._asdict(), "xxh3_128": "xxh3_128:00"}),
+    "another kind": json.dumps({**EQUAL._asdict(), "xxh3_128": EQUAL.sha256}),
+}
+
+
+@pytest.mark.parametrize("text", EQUAL_DAMAGE.values(), ids=EQUAL_DAMAGE)
+def test_a_damaged_pair_of_equal_digests_is_as_good_as_none_and_is_repaired(tmp_path: Path, text: str) -> None:
+    """It is not believed, and the next pass writes it anew."""
+    DigestMemo(tmp_path / "memo").remember_equal(EQUAL, BLOCK)
+    (entry,) = (tmp_path / "memo").iterdir()
+    whole = entry.read_text()
+    entry.write_text(text)
+    digests = DigestMemo(tmp_path / "memo")
+
+    assert digests.xxh3_of(EQUAL.sha256) is None
+    digests.remember_equal(EQUAL, BLOCK)
+    assert digests.xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+    assert entry.read_text() == whole
+
+
+def test_a_wrong_pair_is_replaced_by_a_right_one(tmp_path: Path) -> None:
+    """Whoever found that it does not fit says what does."""
+    wrong = Digests(EQUAL.sha256, "xxh3_128:" + "0" * 32)
+    DigestMemo(tmp_path / "memo").remember_equal(wrong, BLOCK)
+    digests = DigestMemo(tmp_path / "memo")
+    assert digests.xxh3_of(EQUAL.sha256) == wrong.xxh3_128
+    digests.remember_equal(EQUAL, BLOCK)
+    assert DigestMemo(tmp_path / "memo").xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+
+
+@pytest.mark.parametrize("memo_of", [lambda _: DigestMemo(None), lambda folder: DigestMemo(folder, write=False)])
+def test_equal_digests_without_writing_are_remembered_in_memory(tmp_path: Path, memo_of: object) -> None:
+    """As the digests of files are."""
+    digests = memo_of(tmp_path / "memo")
+    assert digests.xxh3_of(EQUAL.sha256) is None
+    digests.remember_equal(EQUAL, BLOCK)
+    assert digests.xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_sees_the_bytes_sees_all_of_them(tmp_path: Path, clock: Clock) -> None:
+    """In order, also where the digest is remembered."""
+    path, seen = _file(tmp_path / "x", b"ab" * 2**20), bytearray()
+    digests = DigestMemo(tmp_path / "memo")
+    digests.sha256(path)
+    assert digests.sha256(path, see=seen.extend) == _sha256(b"ab" * 2**20)
+    assert bytes(seen) == b"ab" * 2**20
+    assert clock.hashed == 2
