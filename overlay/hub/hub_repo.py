@@ -92,7 +92,7 @@ class HubRepo:
         expected = self._file(path).size
         link = self.snapshot / path
         if not link.is_file():  # also a link to a blob that was pruned; the client replaces that one
-            return None
+            return self._of_other_commit(path)
         blob = link.resolve()
         size = blob.stat().st_size
         if expected is not None and size != expected:
@@ -144,7 +144,8 @@ class HubRepo:
                 where=self.where(path),
                 size=size,
             )
-        with open_file(self.fetch([path])[path]) as (descriptor, found):
+        place = self.fetch([path])[path]
+        with open_file(place) as (descriptor, found):
             data = read_span(descriptor, 0, found.st_size)
         refuse_pointer(data, self.where(path))
         expected = self._file(path).digest
@@ -152,7 +153,7 @@ class HubRepo:
             raise BrokenInput(
                 f"{self.snapshot / path}: {git_blob_digest(data)}, expected {expected}: not the file of this commit",
                 code="damaged-in-hub-cache",
-                hint=f"remove it and run again: rm {(self.snapshot / path).resolve()} {self.snapshot / path}",
+                hint=f"remove it and run again: rm -f {place} {self.snapshot / path}",
                 where=self.where(path),
             )
         return data
@@ -175,8 +176,8 @@ class HubRepo:
     def header(self, path: str) -> Header:
         """The header of a safetensors file, checked: from the cache, else with one or two requests for its range."""
         if path not in self._headers:
-            if self.local(path) is not None:
-                self._headers[path] = read_header(self.snapshot / path)
+            if (here := self.local(path)) is not None:
+                self._headers[path] = read_header(here)
             else:
                 size, where = self.size(path), self.where(path)
                 prefix = self._read(path, 0, min(_HEADER_GUESS, size))
@@ -191,6 +192,15 @@ class HubRepo:
         if not self.snapshot.is_dir():
             return ()
         return tuple(path for path in Folder(self.snapshot).paths() if path not in self._tree)
+
+    def _of_other_commit(self, path: str) -> Path | None:
+        """The blob that another commit with the same file brought: the client would link it here, and fetch nothing."""
+        file = self._file(path)
+        name = file.sha256 or file.blob_id
+        blob = self._storage / "blobs" / name if name else None
+        if blob is None or not blob.is_file() or blob.stat().st_size != file.size:
+            return None
+        return blob.resolve()
 
     def _read(self, path: str, start: int, nbytes: int) -> bytes:
         if self.local(path) is None and not (self._offline or self.lost):

@@ -157,6 +157,21 @@ def test_a_file_that_another_commit_brought_is_not_downloaded_again(world: World
     assert [r.path for r in world.server.asked("GET", "*/resolve/*")] == [f"/org/base/resolve/{commit('b')}/new.json"]
 
 
+def test_a_file_that_another_commit_brought_is_here(world: World) -> None:
+    """It is found by the Hub's digest of it, offline too, and its header without a request; a stump of it is not."""
+    add_repo(world.hub, "org/base", commit("b"), {ONE: content(world, ONE)})
+    repo, moved = world.open(), world.open(revision=commit("b"))
+    place = repo.fetch([ONE])[ONE]
+    world.server.forget()
+
+    assert moved.local(ONE) == place
+    assert world.open(revision=commit("b"), offline=True).fetch([ONE]) == {ONE: place}
+    assert moved.header(ONE) == repo.header(ONE)
+    assert world.server.asked() == []
+    place.write_bytes(b"stump")
+    assert moved.local(ONE) is None
+
+
 def test_progress_counts_the_bytes_of_the_files(world: World) -> None:
     """What is called back adds up to the sizes of what was fetched, and nothing is counted for cached files."""
     repo = world.open()
