@@ -18,6 +18,7 @@ from overlay.cache.listing import FileInfo, Files, TreeInfo, files_under, find, 
 from overlay.cache.presence import builds_run, left_by_collectors
 from overlay.cache.removal import Kept, Removal, carry_out
 from overlay.cache.staging import is_abandoned
+from overlay.cache.verified import without_tree
 from overlay.errors import CannotWrite, TryAgain
 from overlay.formats.wording import format_bytes
 
@@ -270,10 +271,11 @@ def _is_idle(root: CacheRoot, path: Path, going: Collection[Path]) -> bool:
 
 
 def _strays(root: CacheRoot, now: float) -> list[Path]:
-    """Temporary files that a killed writer left beside the file it meant to replace."""
+    """Temporary files that a killed writer left beside the file it meant to replace; notes on trees that are gone."""
     folders = (root.own, root.locks, root.digests, root.pins, *entries(root.leases), *entries(root.actions))
     hidden = (path for folder in folders for path in entries(folder) if path.name.startswith("."))
-    return [path for path in hidden if path.suffix == ".tmp" and now - _changed(path) > GRACE]
+    left = [path for path in hidden if path.suffix == ".tmp" and now - _changed(path) > GRACE]
+    return left + without_tree(root)
 
 
 def _changed(path: Path) -> float:

@@ -11,6 +11,7 @@
     .overlay/leases/<tree>/<pid>-<start>-<place>-until-<seconds>-<random>    a reader; "timed-until-…" has no process
     .overlay/pins/<tree>                what a user said must stay
     .overlay/collecting/                collectors at work, and what they took out
+    .overlay/verified/<tree>.json       when it was last read and found to be sound
     .overlay/locks/  .overlay/digests/
 """
 
@@ -92,6 +93,11 @@ class CacheRoot:
     def pins(self) -> Path:
         """Trees that a user wants kept."""
         return self.own / "pins"
+
+    @property
+    def verified(self) -> Path:
+        """Notes on trees that were found to be sound."""
+        return self.own / "verified"
 
     @property
     def collecting(self) -> Path:

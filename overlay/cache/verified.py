@@ -80,11 +80,11 @@ def last_verified(root: CacheRoot, tree: Path) -> Verified | None:
 
 def without_tree(root: CacheRoot) -> list[Path]:
     """Notes on trees that are gone."""
-    return [path for path in entries(root.own / "verified") if not (root.trees / path.stem).exists()]
+    return [path for path in entries(root.verified) if not (root.trees / path.stem).exists()]
 
 
 def _fact(root: CacheRoot, tree: Path) -> Path:
-    return root.own / "verified" / f"{tree.name}.json"
+    return root.verified / f"{tree.name}.json"
 
 
 def _identity(found: os.stat_result) -> list[int]:

@@ -12,6 +12,7 @@ from support.users import other_user
 
 import overlay
 from overlay.cache import Cache
+from overlay.cache.collecting import gc
 from overlay.cache.verified import (
     forget_verified,
     last_verified,
@@ -125,3 +126,19 @@ def test_notes_on_trees_that_are_gone_are_found(tree: Path) -> None:
     assert without_tree(root) == [left]
     shutil.rmtree(tree)
     assert without_tree(root) == [left, note(tree)]
+
+
+def test_collecting_takes_notes_on_trees_that_are_gone(tree: Path) -> None:
+    """And leaves those on trees that are there."""
+    root = root_of(tree)
+    assert root is not None
+    other = tree.with_name("org__model-fedcba9876543210")
+    other.mkdir()
+    for place in (tree, other):
+        remember_verified(root, place, place.stat(), "full")
+    other.rmdir()
+    assert note(other) in gc(root, dry_run=True).unfinished
+    assert note(other).exists()
+    gc(root)
+    assert not note(other).exists()
+    assert last_verified(root, tree) is not None
