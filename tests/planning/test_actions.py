@@ -14,7 +14,7 @@ from support.models import VDN, options
 
 from overlay.demo.revisions import bump_alpha, bump_readme, bump_rename, bump_turbo_block
 from overlay.materialization.materialize import materialize
-from overlay.planning.actions import WRITER_VERSION, action_of
+from overlay.planning.actions import WRITER_VERSION, action_of, factor_action_of, factors_of
 from overlay.planning.outputs import (
     AliasFile,
     CarriedFile,
@@ -149,6 +149,76 @@ def test_keys_of_other_kinds() -> None:
     assert action_of(AliasFile("x", "y"), "fp32-once") is None
 
 
+FACTORS = {TERM.a: f"sha256:{'1' * 64}", TERM.b: f"sha256:{'2' * 64}"}
+
+
+def by_factors(file: SafetensorsFile, *digests: str, rule: str = "fp32-once") -> str:
+    """The second key, the factors having these digests in their order."""
+    known = digests or tuple(FACTORS.values())
+    return factor_action_of(file, rule, dict(zip(factors_of(file), known, strict=True)))
+
+
+@pytest.mark.no_torch
+@pytest.mark.parametrize(
+    "same",
+    [
+        replace(FILE, path="elsewhere/b.safetensors"),
+        replace(FILE, tensors=FILE.tensors[::-1]),
+        with_input(repo="other/repo", revision="f" * 40, path="renamed.safetensors"),
+        with_term(adapter="turbo", a_name="renamed.A", b_name="renamed.B"),
+        with_term(a=Range(source("c"), 100, 16), b=Range(source("c"), 116, 24)),
+        with_term(a=Range(ADAPTER, 700, 16)),
+        with_term(b=Range(source("c"), 8, 24)),
+    ],
+    ids=["path", "order", "base-names", "spelling", "adapter-content-elsewhere", "offset", "another-file"],
+)
+def test_factors_are_known_by_their_bytes_alone(same: SafetensorsFile) -> None:
+    """Not by the file that they are in, nor by their place in it."""
+    assert by_factors(same) == by_factors(FILE)
+
+
+@pytest.mark.no_torch
+@pytest.mark.parametrize(
+    "other",
+    [
+        with_input(digest=f"sha256:{'c' * 64}"),
+        with_term(scale=0.25),
+        with_term(scale=0.5000000596046448),
+        with_term(rank=1),
+        with_term(dtype="F16"),
+        replace(FILE, metadata={}),
+        replace(FILE, tensors=FILE.tensors[:1]),
+        replace(FILE, tensors=(replace(TENSORS[0], shape=(4, 6)), TENSORS[1])),
+        replace(FILE, tensors=(replace(TENSORS[0], pieces=(replace(FUSED, weight=Range(BASE, 16, 48)),)), TENSORS[1])),
+        with_pieces(Range(BASE, 60, 4), Zeros(4), Literal(b"1234")),
+    ],
+)
+def test_whatever_changes_bytes_changes_the_key_of_the_factors(other: SafetensorsFile) -> None:
+    """The base by content and place, the layout, dtypes, ranks and scales."""
+    assert by_factors(other) != by_factors(FILE)
+
+
+@pytest.mark.no_torch
+def test_other_factors_or_another_order_are_another_key() -> None:
+    """A is not B, the first pair is not the second, and neither key is ever the other kind's."""
+    one, two, three, four = (f"sha256:{digit * 64}" for digit in "1234")
+    assert by_factors(FILE, one, two) != by_factors(FILE, two, one)
+    assert by_factors(FILE, one, two) != by_factors(FILE, one, three)
+    second = replace(TERM, a=Range(ADAPTER, 200, 16), b=Range(ADAPTER, 216, 24))
+    pair = replace(FILE, tensors=(replace(TENSORS[0], pieces=(replace(FUSED, terms=(TERM, second)),)), TENSORS[1]))
+    assert by_factors(pair, one, two, three, four) != by_factors(pair, three, four, one, two)
+    assert by_factors(FILE, rule="openvdn") != by_factors(FILE)
+    assert by_factors(FILE) != action_of(FILE, "fp32-once")
+
+
+@pytest.mark.no_torch
+def test_factors_of_a_file() -> None:
+    """Each range once; none where nothing is fused."""
+    twice = replace(FILE, tensors=(replace(TENSORS[0], pieces=(replace(FUSED, terms=(TERM, TERM)),)), TENSORS[1]))
+    assert factors_of(FILE) == factors_of(twice) == (TERM.a, TERM.b)
+    assert factors_of(replace(FILE, tensors=TENSORS[1:])) == ()
+
+
 def keys(plan_of: Planner, hub: HubFolder, folder: Path) -> dict[str, str]:
     plan = plan_of(VDN, options(hub, folder / "root"))
     found = {output.path: action_of(output, plan.rule) for output in plan.outputs}
@@ -196,14 +266,31 @@ def test_golden_bytes_and_keys(plan_of: Planner, tmp_path_factory: pytest.TempPa
     assert found == json.loads(GOLDEN.read_text()), f"now: {json.dumps(found, indent=1)}"
 
 
+def digests_in(hub: HubFolder, output: SafetensorsFile) -> dict[Range, str]:
+    """Of the factors of an output, read from their files."""
+    found = {}
+    for factor in factors_of(output):
+        data = (hub.source_folder / factor.input.path).read_bytes()[factor.offset : factor.offset + factor.nbytes]
+        found[factor] = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return found
+
+
 def golden(plan_of: Planner, hub: HubFolder, folder: Path) -> dict[str, Any]:
     plan = plan_of(VDN, options(hub, folder / "root"))
     written = [output.path for output in plan.outputs if isinstance(output, SafetensorsFile)]
     tree = materialize(VDN, options(hub, folder / "root")).path
     assert tree is not None
     found = keys(plan_of, hub, folder)
+    by_factors = {
+        output.path: factor_action_of(output, plan.rule, digests_in(hub, output))
+        for output in plan.outputs
+        if isinstance(output, SafetensorsFile) and output.is_fused
+    }
+    known = {path.stem for path in (folder / "root/.overlay/actions").glob("*/*.json")}
+    assert known == {*by_factors.values(), *found.values()}
     return {
         "writer_version": WRITER_VERSION,
         "actions": {path: found[path] for path in written},
+        "factor_actions": by_factors,
         "sha256": {path: hashlib.sha256((tree / path).read_bytes()).hexdigest() for path in written},
     }
