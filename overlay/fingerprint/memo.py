@@ -36,6 +36,9 @@ class DigestMemo:
     changed less than two seconds before it was hashed is not remembered: its timestamps may not be able to tell the
     next change. Writers of one memo replace each other's entries whole; both are right.
 
+    A name more or less changes the ctime as well, and a cache gives names to files that it links. So of a file that is
+    the object of its remembered digest, inode, size and mtime are enough: it is believed as far as that object is.
+
     The pass that takes a sha256 takes the xxh3_128 too, and that both are of one content is remembered by the content:
     whoever has only the slow digest of a file can check it by the fast one.
 
@@ -43,11 +46,15 @@ class DigestMemo:
         folder: Where entries are kept, made when the first one is written; None, or a folder that cannot be written:
             remembered in memory only.
         write: Keep new digests; without it, what others kept is used and nothing is written.
+        objects: Says where the object of a digest is, if there is one.
     """
 
-    def __init__(self, folder: Path | None, *, write: bool = True) -> None:
+    def __init__(
+        self, folder: Path | None, *, write: bool = True, objects: Callable[[str], Path] | None = None
+    ) -> None:
         self._folder = folder
         self._write = write
+        self._objects = objects
         self._known: dict[str, tuple[_Identity, str]] = {}
         self._equal: dict[str, str] = {}
 
@@ -96,10 +103,19 @@ class DigestMemo:
         return self._equal.get(sha256)
 
     def _remembered(self, path: Path) -> str | None:
-        identity = _identity(file_stat(path))
-        real = os.path.realpath(path)
+        found = file_stat(path)
+        identity, real = _identity(found), os.path.realpath(path)
         known = self._known.get(real) or self._load(real)
-        return known[1] if known is not None and known[0] == identity else None
+        if known is None:
+            return None
+        same = known[0] == identity or (known[0][:-1] == identity[:-1] and self._is_object(found, known[1]))
+        return known[1] if same else None
+
+    def _is_object(self, found: os.stat_result, digest: str) -> bool:
+        try:
+            return self._objects is not None and os.path.samestat(found, self._objects(digest).lstat())
+        except OSError:
+            return False
 
     def _compute(
         self, real: str, progress: Callable[[int], None] | None, see: Callable[[memoryview], None] | None
@@ -109,10 +125,11 @@ class DigestMemo:
             digests = descriptor_digests(descriptor, progress, see)
             after = os.fstat(descriptor)
         identity = _identity(before)
-        if identity != _identity(after):
+        if identity[:-1] != _identity(after)[:-1]:
             raise _changed(real)
         self.remember_equal(digests, before.st_size)
-        if begun - max(before.st_mtime_ns, before.st_ctime_ns) >= _SETTLED_NS:
+        # Another run may have linked it meanwhile, which is no reason to fail.
+        if identity == _identity(after) and begun - max(before.st_mtime_ns, before.st_ctime_ns) >= _SETTLED_NS:
             self._known[real] = identity, digests.sha256
             self._store(self._entry(real), {"path": real, "identity": identity, "digest": digests.sha256})
         return digests.sha256

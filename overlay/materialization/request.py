@@ -90,4 +90,4 @@ def open_cache(options: Options, *, create: bool) -> Cache:
 
 def open_memo(cache: Cache, *, write: bool) -> DigestMemo:
     """Remembered digests of this cache; new ones are kept in memory only without ``write``."""
-    return DigestMemo(cache.root.digests, write=write)
+    return DigestMemo(cache.root.digests, write=write, objects=cache.object_path)

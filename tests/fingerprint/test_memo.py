@@ -9,12 +9,16 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.users import other_user
 
 from overlay.errors import BrokenInput, NotHere, TryAgain
 from overlay.fingerprint import BLOCK, DigestMemo, Digests, bytes_digest, memo
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.no_torch
 
@@ -310,6 +314,26 @@ def test_a_file_that_changes_while_it_is_read_has_no_digest(
     assert not (tmp_path / "memo").exists()
 
 
+def test_a_file_that_is_linked_while_it_is_read_has_a_digest(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run that links the same blob does not stop this one; only the digest is not kept."""
+    path = _file(tmp_path / "x")
+    compute = memo.descriptor_digests
+
+    def linking(*arguments: object) -> Digests:
+        time.sleep(0.02)  # more than the granularity of timestamps
+        (tmp_path / f"link{clock.hashed}").hardlink_to(path)
+        return compute(*arguments)
+
+    monkeypatch.setattr(memo, "descriptor_digests", linking)
+
+    digests = DigestMemo(tmp_path / "memo")
+    assert digests.sha256(path) == digests.sha256(path) == _sha256(b"weights!")
+    assert clock.hashed == 2
+    assert not (tmp_path / "memo").exists()
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     """Absent, dangling and special files have their usual errors; a remembered file that is gone does too."""
     (tmp_path / "link").symlink_to("gone")
@@ -427,4 +451,52 @@ def test_what_sees_the_bytes_sees_all_of_them(tmp_path: Path, clock: Clock) -> N
     digests.sha256(path)
     assert digests.sha256(path, see=seen.extend) == _sha256(b"ab" * 2**20)
     assert bytes(seen) == b"ab" * 2**20
+    assert clock.hashed == 2
+
+
+def _objects(tmp_path: Path) -> Callable[[str], Path]:
+    return lambda digest: tmp_path / digest.removeprefix("sha256:")
+
+
+def test_a_file_that_was_linked_as_an_object_is_not_hashed_again(tmp_path: Path, clock: Clock) -> None:
+    """Our own link changes its ctime, as do the trees that get the object and those that are removed."""
+    path = _file(tmp_path / "blob")
+    objects = _objects(tmp_path)
+    digests = DigestMemo(tmp_path / "memo", objects=objects)
+    digest = digests.sha256(path)
+    before = path.stat().st_ctime_ns
+
+    time.sleep(0.02)  # more than the granularity of timestamps
+    objects(digest).hardlink_to(path)
+    (tmp_path / "tree").hardlink_to(path)
+    (tmp_path / "tree").unlink()
+
+    assert path.stat().st_ctime_ns != before
+    assert digests.sha256(path) == DigestMemo(tmp_path / "memo", objects=objects).sha256(path) == digest
+    assert digests.knows(path)
+    assert clock.hashed == 1
+    assert DigestMemo(tmp_path / "memo").sha256(path) == digest
+    assert clock.hashed == 2
+
+
+@pytest.mark.parametrize("change", ["mtime", "size", "another object", "no object"])
+def test_an_object_excuses_a_new_ctime_and_nothing_else(tmp_path: Path, clock: Clock, change: str) -> None:
+    """A file that was written to, or that is no longer the object, is hashed again."""
+    path = _file(tmp_path / "blob")
+    objects = _objects(tmp_path)
+    digest = DigestMemo(tmp_path / "memo", objects=objects).sha256(path)
+    before = path.stat()
+    objects(digest).hardlink_to(path)
+
+    time.sleep(0.02)  # more than the granularity of timestamps
+    data = b"weights!more" if change == "size" else b"weights?"
+    path.write_bytes(data)
+    if change != "mtime":
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if change.endswith("object"):
+        objects(digest).unlink()
+    if change == "another object":
+        objects(digest).write_bytes(b"weights!")
+
+    assert DigestMemo(tmp_path / "memo", objects=objects).sha256(path) == _sha256(data)
     assert clock.hashed == 2
