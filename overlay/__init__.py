@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from overlay.errors import OverlayError
     from overlay.materialization.compare import Comparison, compare
     from overlay.materialization.fuse import Fusion, fuse
+    from overlay.materialization.lease import lease
     from overlay.materialization.materialize import Materialization, materialize, plan
     from overlay.materialization.request import Options
     from overlay.materialization.resolve import Resolved, resolve
@@ -31,6 +32,7 @@ _PLACES = {
     "compare": "overlay.materialization.compare",
     "Fusion": "overlay.materialization.fuse",
     "fuse": "overlay.materialization.fuse",
+    "lease": "overlay.materialization.lease",
     "Materialization": "overlay.materialization.materialize",
     "Resolved": "overlay.materialization.resolve",
     "materialize": "overlay.materialization.materialize",
@@ -53,6 +55,7 @@ __all__ = [
     "Work",
     "compare",
     "fuse",
+    "lease",
     "materialize",
     "plan",
     "resolve",

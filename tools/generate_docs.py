@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import TypeAdapter
 
-from overlay.cli import cache, cache_repair, compare, demo, doctor, fuse, prewarm, resolve, verify
+from overlay.cli import (
+    cache,
+    cache_pins,
+    cache_removal,
+    cache_repair,
+    compare,
+    demo,
+    doctor,
+    fuse,
+    lease,
+    prewarm,
+    resolve,
+    verify,
+)
 from overlay.cli._errors import ErrorDocument
 from overlay.cli._main import cli
 from overlay.cli._output import SCHEMA_VERSION
@@ -22,16 +35,19 @@ if TYPE_CHECKING:
 
 # What each command prints with --json.
 DOCUMENTS: dict[str, type] = {
-    "cache-gc": cache.Removed,
+    "cache-gc": cache_removal.Removed,
     "cache-info": cache.CacheDetails,
     "cache-ls": cache.CacheListing,
+    "cache-pin": cache_pins.Pinned,
     "cache-repair": cache_repair.CacheRepair,
-    "cache-rm": cache.Removed,
+    "cache-rm": cache_removal.Removed,
+    "cache-unpin": cache_pins.Pinned,
     "compare": compare.Compared,
     "demo": demo.Demonstration,
     "doctor": doctor.Diagnosis,
     "error": ErrorDocument,
     "fuse": fuse.FusedFolder,
+    "lease": lease.TimedLease,
     "path": resolve.Place,
     "prewarm": prewarm.Prewarmed,
     "prewarm-dry-run": prewarm.PrewarmPlan,

@@ -12,19 +12,52 @@ import click
 
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_age, style
-from overlay.cli._types import AGE, SIZE
+from overlay.cli.cache_pins import pin, the_tree, unpin
+from overlay.cli.cache_removal import gc, rm
 from overlay.cli.cache_repair import repair
-from overlay.errors import BrokenInput, InvalidUsage, NotHere
+from overlay.errors import BrokenInput
 from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from overlay.cache.collecting import Removal
+    from overlay.cache.leases import Lease
     from overlay.cache.listing import TreeInfo
 
-__all__ = ["CacheDetails", "CacheListing", "CachedModel", "Removed", "cache"]
+__all__ = ["CacheDetails", "CacheListing", "CachedModel", "HeldLease", "TreePin", "cache"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """One reader of a tree.
+
+    Attributes:
+        holder: Process and host; null where that cannot be read.
+        since: ISO 8601; null likewise.
+        until: End of a timed lease, ISO 8601; null for one that ends with its process.
+        file: What holds it in the cache.
+    """
+
+    holder: str | None
+    since: str | None
+    until: str | None
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class TreePin:
+    """A pin of a tree.
+
+    Attributes:
+        by: User and host; empty where that cannot be read.
+        since: ISO 8601.
+        reason: As the user gave it; may be empty.
+    """
+
+    by: str
+    since: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +71,9 @@ class CachedModel:
         locations: Names of the locations that lead to it; none for a superseded generation.
         size: Bytes of its files, each inode once.
         created: When it was published, ISO 8601.
-        last_used: Last use as far as the filesystem notes it, ISO 8601.
+        last_used: Last use as far as leases and the filesystem tell, ISO 8601.
+        leases: Who reads it; what is leased is not collected.
+        pin: Who wants it kept; null where nobody does.
     """
 
     model: str | None
@@ -48,6 +83,8 @@ class CachedModel:
     size: int
     created: str
     last_used: str
+    leases: tuple[HeldLease, ...]
+    pin: TreePin | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,34 +122,13 @@ class CacheDetails:
     rule: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """What ``overlay cache rm`` and ``gc`` removed, or would remove.
-
-    Attributes:
-        frees: Bytes that the filesystem gets back.
-        held_outside: Bytes among these files that it does not, because they have names outside the cache.
-        notes: What was kept although it could go, and why.
-    """
-
-    root: str
-    dry_run: bool
-    locations: tuple[str, ...]
-    trees: tuple[str, ...]
-    objects: int
-    actions: int
-    unfinished: int
-    frees: int
-    held_outside: int
-    notes: tuple[str, ...]
-
-
 @click.group()
 def cache() -> None:
     """Look into the cache, repair it, remove from it."""
 
 
-cache.add_command(repair)
+for _command in (repair, rm, gc, pin, unpin):
+    cache.add_command(_command)
 
 
 @cache.command("ls")
@@ -130,8 +146,9 @@ def list_models(common: Common) -> None:
 
     def text() -> Iterator[str]:
         yield f"{listing.root}  (from {listing.decided_by})"
-        rows = [["MODEL", "SIZE", "USED", "LOCATION"]] if models else []
-        rows += [_row(model) for model in models]
+        rows = [["MODEL", "SIZE", "USED", "KEPT", "LOCATION"], *map(_row, models)] if models else []
+        if not any(row[3] for row in rows[1:]):
+            rows = [[*row[:3], row[4]] for row in rows]
         yield from columns(rows) or ["  nothing is materialized here"]
         if listing.unused:
             yield f"  {format_bytes(listing.unused)} of objects wait for a run that uses them, or for overlay cache gc"
@@ -148,23 +165,11 @@ def info(common: Common, target: str) -> None:
     TARGET is a location, a tree, a model, or the path of one of the first two.
     """
     from overlay.cache import choose_root
-    from overlay.cache.collecting import rm
-    from overlay.cache.listing import find
+    from overlay.cache.collecting import plan_rm
 
     root = choose_root(common.cache_root, os.environ)
-    trees = find(root, target)[0]
-    if not trees:
-        raise NotHere(f"{target}: leads to no tree", code="not-in-cache", hint="overlay cache gc", target=target)
-    if len(trees) > 1:
-        names = ", ".join(f"{tree.name} ({', '.join(tree.locations) or 'superseded'})" for tree in trees)
-        raise InvalidUsage(
-            f"{target}: {len(trees)} generations, expected one: {names}",
-            code="ambiguous-target",
-            hint=common.command("cache", "info", trees[0].name),
-            target=target,
-            trees=[tree.name for tree in trees],
-        )
-    tree, removal = trees[0], rm(root, [trees[0].name], dry_run=True)
+    tree = the_tree(common, root, target, "info")
+    removal = plan_rm(root, [tree.name])
     pins, rule = _provenance(tree.path)
     details = CacheDetails(
         str(root.path), _cached(tree), len(tree.files), removal.frees, removal.held_outside, pins, rule
@@ -172,37 +177,27 @@ def info(common: Common, target: str) -> None:
     common.output.result(details, lambda: _details_text(details))
 
 
-@cache.command(short_help="Remove models, and the objects that only they use.")
-@click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@common_options
-def rm(common: Common, targets: tuple[str, ...], dry_run: bool) -> None:
-    """Remove models, locations or trees, and the objects that only they use."""
-    from overlay.cache import choose_root
-    from overlay.cache.collecting import rm
-
-    root = choose_root(common.cache_root, os.environ)
-    _print_removal(common, rm(root, targets, dry_run=dry_run), str(root.path), dry_run=dry_run)
-
-
-@cache.command(short_help="Collect what killed runs left; with a limit, also models.")
-@click.option("--max-size", type=SIZE, help="Remove the least recently used until at most this stays (500GB).")
-@click.option("--max-age", type=AGE, help="Remove what was not used for longer (30d).")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@common_options
-def gc(common: Common, max_size: int | None, max_age: int | None, dry_run: bool) -> None:
-    """Collect what a killed run left, and objects that nothing needs; with a limit, also materializations."""
-    from overlay.cache import choose_root
-    from overlay.cache.collecting import gc
-
-    root = choose_root(common.cache_root, os.environ)
-    removal = gc(root, max_size=max_size, max_age=max_age, dry_run=dry_run)
-    _print_removal(common, removal, str(root.path), dry_run=dry_run)
-
-
 def _cached(tree: TreeInfo) -> CachedModel:
     return CachedModel(
-        tree.model, tree.name, str(tree.path), tree.locations, tree.size, _iso(tree.created), _iso(tree.last_used)
+        tree.model,
+        tree.name,
+        str(tree.path),
+        tree.locations,
+        tree.size,
+        _iso(tree.created),
+        _iso(tree.last_used),
+        tuple(map(_held, tree.leases)),
+        TreePin(tree.pin.by, _iso(tree.pin.since), tree.pin.reason) if tree.pin else None,
+    )
+
+
+def _held(lease: Lease) -> HeldLease:
+    owner = lease.owner
+    return HeldLease(
+        f"pid {owner.pid} on {owner.host}" if owner else None,
+        _iso(owner.since) if owner else None,
+        _iso(lease.until) if lease.until is not None else None,
+        str(lease.file),
     )
 
 
@@ -236,46 +231,37 @@ def _details_text(found: CacheDetails) -> Iterator[str]:
         ["created", model.created],
         ["last used", model.last_used],
     ]
+    rows += [["leased", _lease_text(lease)] for lease in model.leases]
+    if model.pin:
+        rows.append(["pinned", " ".join(filter(None, [_by(model.pin), model.pin.since, _quoted(model.pin.reason)]))])
     yield from columns(rows)
+
+
+def _lease_text(lease: HeldLease) -> str:
+    since = f" since {lease.since}" if lease.since else ""
+    until = f" until {lease.until}" if lease.until else ""
+    return f"{lease.holder or 'an unknown process'}{since}{until}"
+
+
+def _by(pin: TreePin) -> str:
+    return f"by {pin.by}" if pin.by else ""
+
+
+def _quoted(reason: str) -> str:
+    return f"({reason})" if reason else ""
+
+
+def _kept(model: CachedModel) -> str:
+    """Why a collector leaves it alone, short: ``leased 2, pinned``."""
+    why = [f"leased {len(model.leases)}"] if model.leases else []
+    return ", ".join([*why, *(["pinned"] if model.pin else [])])
 
 
 def _row(model: CachedModel) -> list[str]:
     age = time.time() - datetime.fromisoformat(model.last_used).timestamp()
     name = model.model or style(f"{model.tree} (record unreadable)", "bad")
     where = ", ".join(model.locations) or style("superseded", "dim")
-    return [name, format_bytes(model.size), format_age(age), where]
-
-
-def _print_removal(common: Common, removal: Removal, root: str, *, dry_run: bool) -> None:
-    document = Removed(
-        root=root,
-        dry_run=dry_run,
-        locations=tuple(os.fspath(path) for path in removal.locations),
-        trees=tuple(os.fspath(path) for path in removal.trees),
-        objects=len(removal.objects),
-        actions=len(removal.actions),
-        unfinished=len(removal.unfinished),
-        frees=removal.frees,
-        held_outside=removal.held_outside,
-        notes=removal.notes,
-    )
-
-    def text() -> Iterator[str]:
-        counts = {
-            "location": len(removal.locations),
-            "tree": len(removal.trees),
-            "object": len(removal.objects),
-            "action entry": len(removal.actions),
-            "unfinished build": len(removal.unfinished),
-        }
-        gone = [counted(count, name) for name, count in counts.items() if count]
-        verb = "would remove" if dry_run else "removed"
-        yield f"{verb} {', '.join(gone)} · frees {format_bytes(removal.frees)}" if gone else "nothing to remove"
-        yield from columns([[path] for path in (*document.locations, *document.trees)])
-
-    common.output.result(document, text)
-    for note in removal.notes:
-        common.output.remark(note)
+    return [name, format_bytes(model.size), format_age(age), _kept(model), where]
 
 
 def _iso(seconds: float) -> str:

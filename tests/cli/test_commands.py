@@ -345,6 +345,51 @@ def test_cache_gc(own_world: World, document: Any, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "nothing to remove\n"
 
 
+def test_lease_for_a_time(own_world: World, document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The directory is printed; the lease is listed, spares the model, and is refused to rm, but not to rm --leased."""
+    taken = document("lease", "lease", MODEL, "--for", "12h")
+    [held] = document("cache-ls", "cache", "ls")["models"][0]["leases"]
+
+    assert taken["path"] == str(tree(own_world.cache))
+    assert (held["file"], held["until"]) == (taken["file"], taken["until"])
+    assert run(["cache", "ls"]) == 0
+    assert "KEPT      LOCATION\n" in (out := capsys.readouterr().out)
+    assert "leased 1" in out
+    error = document("error", "cache", "rm", MODEL, "--dry-run", status=5)["error"]
+    assert (error["code"], error["data"]["leases"]) == ("tree-leased", [held["file"]])
+    assert len(document("cache-rm", "cache", "rm", MODEL, "--leased")["trees"]) == 1
+
+
+def test_lease_without_end(world: World, document: Any) -> None:
+    """Neither a time nor a command: usage."""
+    assert document("error", "lease", MODEL, status=2)["error"]["code"] == "lease-without-end"
+
+
+def test_lease_of_what_is_not_there(world: World, document: Any, tmp_path: Path) -> None:
+    """A model that is absent has status 3 and the command that brings it; nothing is written."""
+    root = tmp_path / "empty"
+
+    error = document("error", "lease", MODEL, "--for", "1h", "--cache-root", str(root), status=3)["error"]
+
+    assert (error["code"], error["hint"]) == ("model-absent", f"overlay prewarm {MODEL} --cache-root {root}")
+    assert not root.exists()
+
+
+def test_cache_pin_and_unpin(own_world: World, document: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pin is shown with who and why, and is refused to rm; unpinning lets go; a second one says that none was."""
+    pinned = document("cache-pin", "cache", "pin", MODEL, "--reason", "Friday's demo")
+
+    assert pinned["trees"] == [tree(own_world.cache).name]
+    assert run(["cache", "info", MODEL]) == 0
+    assert "(Friday's demo)" in capsys.readouterr().out
+    assert document("cache-info", "cache", "info", MODEL)["materialization"]["pin"]["reason"] == "Friday's demo"
+    error = document("error", "cache", "rm", MODEL, "--leased", status=4)["error"]
+    assert (error["code"], error["hint"]) == ("tree-pinned", f"overlay cache unpin {pinned['trees'][0]}")
+    assert document("cache-unpin", "cache", "unpin", MODEL)["trees"] == pinned["trees"]
+    assert document("cache-unpin", "cache", "unpin", MODEL)["trees"] == []
+    assert len(document("cache-rm", "cache", "rm", MODEL)["trees"]) == 1
+
+
 def test_doctor(world: World, document: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The diagnosis names the root, what decided it, and that the device passed; secrets are only said to be set."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
