@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
     from overlay.cache.leases import Lease
     from overlay.cache.listing import TreeInfo
+    from overlay.materialization.record import Record
 
-__all__ = ["CacheDetails", "CacheListing", "CachedModel", "HeldLease", "TreePin", "cache"]
+__all__ = ["CacheDetails", "CacheListing", "CachedModel", "HeldLease", "LastVerify", "TreePin", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,20 @@ class CacheListing:
 
 
 @dataclass(frozen=True, slots=True)
+class LastVerify:
+    """A verify that found nothing wrong.
+
+    Attributes:
+        when: ISO 8601.
+        version: Of the program that read it.
+    """
+
+    when: str
+    level: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
 class CacheDetails:
     """What ``overlay cache info`` prints.
 
@@ -111,6 +126,9 @@ class CacheDetails:
         held_outside: Bytes that it does not, because the inodes have names outside the cache.
         pins: Repos and commits that it was built from, by its record.
         rule: Numeric rule that it was built by; null where the record cannot be read.
+        verified: When all of it was last read and found to be sound; null if never, as far as is known here.
+        claimed: Files that were linked or copied and have not been read at their place since.
+        claimed_bytes: Their bytes, equal content once.
     """
 
     root: str
@@ -120,6 +138,9 @@ class CacheDetails:
     held_outside: int
     pins: tuple[str, ...]
     rule: str | None
+    verified: LastVerify | None
+    claimed: int
+    claimed_bytes: int
 
 
 @click.group()
@@ -166,13 +187,24 @@ def info(common: Common, target: str) -> None:
     """
     from overlay.cache import choose_root
     from overlay.cache.collecting import plan_rm
+    from overlay.cache.verified import last_verified
 
     root = choose_root(common.cache_root, os.environ)
     tree = the_tree(common, root, target, "info")
     removal = plan_rm(root, [tree.name])
-    pins, rule = _provenance(tree.path)
+    record, verified = _record(tree.path), last_verified(root, tree.path)
+    claimed = record.claimed if record and verified is None else ()
     details = CacheDetails(
-        str(root.path), _cached(tree), len(tree.files), removal.frees, removal.held_outside, pins, rule
+        root=str(root.path),
+        materialization=_cached(tree),
+        files=len(tree.files),
+        frees=removal.frees,
+        held_outside=removal.held_outside,
+        pins=tuple(f"{repo.repo}@{repo.revision}" for repo in record.repos) if record else (),
+        rule=record.rule if record else None,
+        verified=LastVerify(verified.when, verified.level, verified.version) if verified else None,
+        claimed=len(claimed),
+        claimed_bytes=sum({item.digest: item.size for item in claimed}.values()),
     )
     common.output.result(details, lambda: _details_text(details))
 
@@ -201,17 +233,14 @@ def _held(lease: Lease) -> HeldLease:
     )
 
 
-def _provenance(tree: Path) -> tuple[tuple[str, ...], str | None]:
-    """Pins and rule of a record; nothing where it cannot be read, which `overlay verify` explains."""
+def _record(tree: Path) -> Record | None:
+    """The record; None where it cannot be read, which `overlay verify` explains."""
     from overlay.materialization.record import read_record
 
     try:
-        record = read_record(tree)
+        return read_record(tree)
     except BrokenInput:
-        record = None
-    if record is None:
-        return (), None
-    return tuple(f"{repo.repo}@{repo.revision}" for repo in record.repos), record.rule
+        return None
 
 
 def _details_text(found: CacheDetails) -> Iterator[str]:
@@ -230,7 +259,11 @@ def _details_text(found: CacheDetails) -> Iterator[str]:
         ["removing", "; ".join([f"frees {format_bytes(found.frees)}", *kept])],
         ["created", model.created],
         ["last used", model.last_used],
+        ["verified", f"{found.verified.when} ({found.verified.level})" if found.verified else "never"],
     ]
+    if found.claimed:
+        what = f"{counted(found.claimed, 'file')} ({format_bytes(found.claimed_bytes)})"
+        rows.append(["claimed", f"{what} by the digests of their sources; overlay verify reads them"])
     rows += [["leased", _lease_text(lease)] for lease in model.leases]
     if model.pin:
         rows.append(["pinned", " ".join(filter(None, [_by(model.pin), model.pin.since, _quoted(model.pin.reason)]))])

@@ -95,6 +95,7 @@ class Record:
         repos: Source, overlay (where there is one) and needs, in this order; empty for a fused folder, and where the
             record's pins make no sense.
         recipe: Name and options.
+        claimed: Outputs whose bytes came by a link or a copy, so their digests are those of their sources.
         tree: Name of the tree; None for a fused folder, which has no such name.
         is_intact: Whether it still is the record that its tree was named by.
     """
@@ -104,6 +105,7 @@ class Record:
     repos: tuple[RecordedRepo, ...]
     recipe: Mapping[str, Any]
     outputs: tuple[RecordedFile, ...]
+    claimed: tuple[RecordedFile, ...]
     tree: str | None
     is_intact: bool
 
@@ -166,9 +168,15 @@ def _record(document: Mapping[str, Any], where: str) -> Record:
         repos=_repos(document.get("pins")),
         recipe=recipe if isinstance(recipe, dict) else {},
         outputs=outputs,
+        claimed=_claimed(document.get("run"), outputs),
         tree=tree,
         is_intact=tree is None or tree == _name_of(document),
     )
+
+
+def _claimed(run: Any, outputs: tuple[RecordedFile, ...]) -> tuple[RecordedFile, ...]:
+    claimed = run.get("claimed") if isinstance(run, dict) else None
+    return tuple(item for item in outputs if item.path in claimed) if isinstance(claimed, list) else ()
 
 
 def _name_of(document: Mapping[str, Any]) -> str:

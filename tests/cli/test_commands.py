@@ -177,7 +177,7 @@ def test_prewarm_several(world: World, document: Any) -> None:
     assert [model["model"] for model in found["models"]] == [MODEL, MODEL]
 
 
-@pytest.mark.parametrize("level", ["quick", "full"])
+@pytest.mark.parametrize("level", ["quick", "full", "sha256"])
 def test_verify(world: World, document: Any, level: str) -> None:
     """A sound materialization passes, by model and by directory."""
     by_model = document("verify", "verify", MODEL, "--level", level)
@@ -185,7 +185,7 @@ def test_verify(world: World, document: Any, level: str) -> None:
 
     assert by_model == by_folder
     assert by_model["ok"] is True
-    assert (by_model["bytes_read"] > 0) == (level == "full")
+    assert (by_model["bytes_read"] > 0) == (level != "quick")
 
 
 def test_verify_finds_damage(own_world: World, document: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -303,6 +303,27 @@ def test_cache_info(world: World, document: Any) -> None:
     assert found["rule"] == "fp32-once"
     assert f"{MODEL}@{world.hub.source}" in found["pins"]
     assert 0 < found["frees"] <= found["materialization"]["size"] * 1.1
+
+
+def test_cache_info_tells_what_is_only_claimed_until_it_was_verified(
+    own_world: World, document: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Carried files count as claimed; a verify reads them, and the day after it is told when."""
+    found = document("cache-info", "cache", "info", MODEL)
+    claimed = json.loads((tree(own_world.cache) / "overlay_record.json").read_bytes())["run"]["claimed"]
+    assert found["verified"] is None
+    assert found["claimed"] == len(claimed) > 0
+    assert 0 < found["claimed_bytes"] < found["materialization"]["size"]
+    assert run(["cache", "info", MODEL]) == 0
+    assert "overlay verify reads them" in capsys.readouterr().out
+
+    assert run(["verify", MODEL, "-q"]) == 0
+    capsys.readouterr()
+
+    found = document("cache-info", "cache", "info", MODEL)
+    assert (found["verified"]["level"], found["claimed"], found["claimed_bytes"]) == ("full", 0, 0)
+    assert run(["cache", "info", MODEL]) == 0
+    assert f"{found['verified']['when']} (full)" in capsys.readouterr().out
 
 
 def test_cache_rm(own_world: World, document: Any) -> None:

@@ -298,3 +298,17 @@ def test_the_memo_of_the_root_is_the_one_that_runs_use(built: Built) -> None:
     assert root is not None
     DigestMemo(root.digests).remember_equal(digest, BLOCK)
     assert entry_of(built, digest.sha256).is_file()
+
+
+@pytest.mark.parametrize("claimed", [None, 7, "README.md", {}, [7, None, "no/such"], [["README.md"]]])
+def test_a_record_that_claims_nonsense_claims_nothing(built: Built, claimed: Any) -> None:
+    """What a run reports is no part of the identity, so anything may stand there."""
+    file = built.tree / RECORD_NAME
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "run": {"claimed": claimed}}))
+    record = read_record(built.tree)
+    assert record is not None
+    assert record.claimed == ()
+    file.write_text(json.dumps({**json.loads(file.read_bytes()), "run": claimed}))
+    record = read_record(built.tree)
+    assert record is not None
+    assert record.claimed == ()
