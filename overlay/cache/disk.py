@@ -162,7 +162,8 @@ def make_folder(path: Path, root: CacheRoot, *, durable: bool) -> None:
             path.mkdir()
             share_with_group(path, root)
             if durable:
-                fsync(path.parent)
+                with writing(root, f"fsync {path.parent}"):
+                    fsync(path.parent)
     else:
         path.mkdir(parents=True, exist_ok=True)
 
@@ -194,12 +195,14 @@ def write_atomically(path: Path, data: bytes, root: CacheRoot, *, durable: bool)
     make_folder(path.parent, root, durable=durable)
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        with temporary.open("xb") as file:
+        with writing(root, f"write {path.name}"), temporary.open("xb") as file:
             file.write(data)
         if durable:
-            fsync(temporary)
+            with writing(root, f"fsync {path.name}"):
+                fsync(temporary)
         share_with_group(temporary, root)
-        temporary.replace(path)
+        with writing(root, f"rename {path.name} into place"):
+            temporary.replace(path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()

@@ -67,8 +67,9 @@ class Cache:
         """
         place = CacheRoot(root.absolute(), decided_by)
         if not has_layout(place) and create:
-            with writing(place, "make the cache root"):
+            with writing(place, "mkdir of the cache root"):
                 make_folder(place.locations, place, durable=True)
+                trees.try_publishing(place)
                 write_atomically(place.own / "CACHEDIR.TAG", _TAG, place, durable=True)
                 write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place, durable=True)
         return cls(place)
@@ -121,12 +122,13 @@ class Cache:
             CannotWrite: The filesystem refused.
         """
         target = self.root.object(digest)
-        with writing(self.root, "sync a finished file"):
+        with writing(self.root, "fsync a finished file"):
             size = staged.stat().st_size
             share_with_group(staged, self.root)
             fsync(staged)
-        with writing(self.root, "rename into objects"):
+        with writing(self.root, "mkdir in objects"):
             make_folder(target.parent, self.root, durable=True)
+        with writing(self.root, "rename into objects"):
             # A link never replaces, so of two equal files the first keeps its inode and trees share it.
             with suppress(OSError):
                 target.hardlink_to(staged)
@@ -134,6 +136,7 @@ class Cache:
                 staged.unlink()
             else:
                 staged.replace(target)
+        with writing(self.root, "fsync objects"):
             fsync(target.parent)
         return target
 

@@ -32,6 +32,7 @@ __all__ = [
     "move_aside",
     "publish_tree",
     "swing_location",
+    "try_publishing",
 ]
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
@@ -63,7 +64,7 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
         TryAgain: Others kept putting damaged trees there.
     """
     target = root.tree(name)
-    with writing(root, f"sync tree {name}"):
+    with writing(root, f"fsync tree {name}"):
         _settle(root, staged)
         make_folder(root.trees, root, durable=True)
     if _move_in(root, staged, target):
@@ -95,6 +96,7 @@ def _move_in(root: CacheRoot, staged: Path, target: Path) -> bool:
             if error.errno in _TAKEN:
                 return False
             raise
+    with writing(root, "fsync trees"):
         fsync(root.trees)
     return True
 
@@ -152,17 +154,38 @@ def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
         CannotWrite: As :func:`check_location`, or the filesystem refused.
     """
     location, wanted = root.location(name), _link_text(root.tree(tree).name)
-    with writing(root, "make materialized_models"):
+    with writing(root, "mkdir materialized_models"):
         make_folder(root.locations, root, durable=True)
     check_location(root, name)
     if _current(location) == wanted:
         return location
-    with staging(root) as folder, writing(root, f"rename the link materialized_models/{name} into place"):
-        link = folder / "location"
-        link.symlink_to(wanted)
-        link.replace(location)
-        fsync(root.locations)
+    with staging(root) as folder:
+        _swing(root, folder / "location", wanted, location)
     return location
+
+
+def _swing(root: CacheRoot, link: Path, text: str, location: Path) -> None:
+    with writing(root, f"symlink to {text}"):
+        link.symlink_to(text)
+    with writing(root, f"rename the link {location.relative_to(root.path)} into place"):
+        link.replace(location)
+    with writing(root, f"fsync {location.parent.name}"):
+        fsync(location.parent)
+
+
+def try_publishing(root: CacheRoot) -> None:
+    """Go through what publishing ends with, so that a root which lacks a step is refused before the work, not after it.
+
+    Raises:
+        CannotWrite: The filesystem refused one.
+    """
+    with staging(root) as folder:
+        with writing(root, "mkdir of a tree"):
+            (folder / "tree").mkdir()
+        with writing(root, "rename a folder"):
+            (folder / "tree").rename(folder / "published")
+        for _ in range(2):  # the second link replaces the first
+            _swing(root, folder / "link", "published", folder / "location")
 
 
 def location_target(root: CacheRoot, name: str) -> Path | None:

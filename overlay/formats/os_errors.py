@@ -12,6 +12,9 @@ __all__ = ["OUT_OF_ROOM", "cannot_read", "cannot_write", "errno_name", "meaning_
 
 _LOCAL_DISK = "use a local disk, because this filesystem lacks the operation (overlay doctor tells)"
 _PERMITTED = "run as a user who may write there"
+_ONE_PLACE = (
+    "let all of it lie on one filesystem, mount and project quota; to copy inputs from elsewhere, use --link copy"
+)
 _FEWER_FILES = "allow more open files: ulimit -n 4096"
 
 _WRITING = {
@@ -20,10 +23,11 @@ _WRITING = {
     errno.EFBIG: ("file-too-large", "lift the limit of the filesystem or of this shell (ulimit -f)"),
     errno.EROFS: ("read-only", "make it writable, because it is mounted read-only"),
     errno.EACCES: ("not-permitted", _PERMITTED),
-    errno.EPERM: ("not-permitted", _PERMITTED),
-    errno.EXDEV: ("other-filesystem", "use --link copy, because all of it must lie on one filesystem"),
+    errno.EPERM: ("not-permitted", f"{_PERMITTED}, or use a filesystem that has the operation (overlay doctor tells)"),
+    errno.EXDEV: ("other-filesystem", _ONE_PLACE),
     errno.ENOSYS: ("operation-missing", _LOCAL_DISK),
     errno.EOPNOTSUPP: ("operation-missing", _LOCAL_DISK),
+    errno.EINVAL: ("operation-missing", _LOCAL_DISK),
     errno.EMLINK: ("too-many-links", "use --link copy, because this filesystem allows a file no more links"),
     errno.EEXIST: ("exists", "remove what is there, because nothing is overwritten"),
     errno.ENOENT: ("no-such-folder", "make the folder first"),

@@ -108,9 +108,9 @@ def place_tree(work: Work, made: Made, cache: Cache, tree: Path, record: bytes) 
     for step in work.steps:
         if isinstance(step.output, AliasFile):
             path = tree / step.output.path
-            with writing(cache.root, f"hardlink {step.output.path}"):
+            with writing(cache.root, f"hardlink/reflink/copy {step.output.path}"):
                 make_folder(path.parent, cache.root, durable=False)
-                path.hardlink_to(tree / step.output.of)
+                link_file(tree / step.output.of, path, ("hardlink", "reflink", "copy"))
     _write(tree / RECORD_NAME, record, cache)
 
 

@@ -172,7 +172,7 @@ def test_a_reused_pid_is_not_the_owner(cache: Cache) -> None:
 
 def test_what_is_no_folder_is_collectable(cache: Cache) -> None:
     """A stray file in staging is judged like a folder."""
-    cache.root.staging.mkdir()
+    cache.root.staging.mkdir(exist_ok=True)
     stray = cache.root.staging / f"1-1-{process_name().split('-')[2]}-1"
     stray.write_text("x")
 
