@@ -53,7 +53,7 @@ def make_tree(root: Path, size: int) -> tuple[Path, list[Path]]:
     for number in range(FILES):
         path = tree / f"weights-{number}.bin"
         with path.open("wb") as file:
-            for _ in range(size // FILES // 2**24):
+            for _ in range(max(1, size // FILES // 2**24)):
                 file.write(os.urandom(2**24))
         algorithm = "xxh3_128" if number < FILES // 2 else "sha256"
         outputs.append(
@@ -166,7 +166,7 @@ def report(samples: dict[str, list[Sample]], size: int) -> dict[str, object]:
 def main() -> None:
     """Make the tree, measure, print, write, remove."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=int, default=8, help="size of all files together")
+    parser.add_argument("--gib", type=float, default=8, help="size of all files together")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, required=True, help="folder for the files")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -174,7 +174,7 @@ def main() -> None:
 
     root = choices.work / "bench-verify"
     try:
-        tree, files = make_tree(root, choices.gib * 2**30)
+        tree, files = make_tree(root, int(choices.gib * 2**30))
         size = sum(path.stat().st_size for path in files)
         document = {"schema_version": 1, "machine": machine(), "filesystem": filesystem(root), "bytes": size}
         samples = measure(tree, files, choices.rounds)

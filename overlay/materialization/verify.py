@@ -140,6 +140,9 @@ def _distinct(folder: Path, items: Sequence[RecordedFile]) -> list[RecordedFile]
     """One of each inode and digest: a second name of the same bytes is not read again."""
     seen: dict[tuple[int, int, str], RecordedFile] = {}
     for item in items:
-        status = (folder / item.path).stat()
-        seen.setdefault((status.st_dev, status.st_ino, item.digest), item)
+        try:
+            status = (folder / item.path).stat()
+            seen.setdefault((status.st_dev, status.st_ino, item.digest), item)
+        except OSError:  # gone since the first look: reading it says why
+            seen.setdefault((0, 0, item.path), item)
     return list(seen.values())

@@ -9,7 +9,8 @@ import pytest
 from support.hubs import add_repo, commit
 
 from overlay.errors import BrokenInput
-from overlay.fingerprint import DigestMemo, git_blob_digest
+from overlay.fingerprint import DigestMemo, file_digest, git_blob_digest
+from overlay.fingerprint import memo as memo_module
 from overlay.hub import check_digests
 
 if TYPE_CHECKING:
@@ -88,6 +89,17 @@ def test_one_inode_is_read_once(world: World) -> None:
 
     assert files[ONE] == files["copy.safetensors"]
     assert memo.asked == [files[ONE]]
+
+
+def test_the_pass_that_checks_takes_the_fast_digest_too(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no verify has to read what came from the Hub by sha256."""
+    monkeypatch.setattr(memo_module, "BLOCK", 1)
+    repo, memo = world.open(), DigestMemo(None)
+    files = repo.fetch([ONE], None)
+
+    check_digests(repo, files, memo)
+
+    assert memo.xxh3_of(repo.digest(ONE)) == file_digest(files[ONE], "xxh3_128")
 
 
 def test_a_file_that_vanished_is_the_result(world: World) -> None:

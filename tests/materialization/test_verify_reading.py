@@ -16,6 +16,7 @@ from support.users import other_user
 from overlay.cache.verified import last_verified, root_of
 from overlay.fingerprint import BLOCK, DigestMemo, bytes_digest, digests, file_digest, memo
 from overlay.materialization import content
+from overlay.materialization import verify as verify_module
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.repair import repair
@@ -196,6 +197,15 @@ def test_two_swapped_blocks_are_found(tmp_path: Path) -> None:
     assert verify(tmp_path).ok
     path.write_bytes(two + one)
     assert not verify(tmp_path).ok
+
+
+def test_a_file_that_vanishes_meanwhile_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at its name and the reading of its bytes."""
+    path = sparse(tmp_path, BLOCK)
+    look = verify_module.quick_problems
+    monkeypatch.setattr(verify_module, "quick_problems", lambda *given: (look(*given), path.unlink())[0])
+    [problem] = verify(tmp_path).problems
+    assert (problem.path, problem.kind) == (path.name, "unreadable")
 
 
 def test_a_failure_of_the_caller_ends_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
