@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from overlay.cache.tensors import TensorDigests
 from overlay.fingerprint import TensorHasher
 from overlay.hub import check_digests
+from overlay.materialization.build import require_device
 from overlay.materialization.inputs import fetch_files, input_changed
 from overlay.materialization.survey import (
     downloading_counters,
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from overlay.cache import Cache, LinkMode
+    from overlay.cache import Cache
     from overlay.fingerprint import DigestMemo, Span
     from overlay.hub import Repo
-    from overlay.materialization.request import Phase
+    from overlay.materialization.request import Options, Phase
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input
     from overlay.planning.plan import Plan
@@ -35,28 +36,29 @@ __all__ = ["settled_survey"]
 
 
 def settled_survey(
-    plan: Plan, repos: Mapping[str, Repo], cache: Cache, memo: DigestMemo, mode: LinkMode, phase: Phase
+    plan: Plan, repos: Mapping[str, Repo], cache: Cache, memo: DigestMemo, options: Options, phase: Phase
 ) -> Work:
     """Survey for a run, with room for it; unknown adapters are fetched and read, and counted, nothing else is.
 
     Args:
         memo: Remembers the adapters' own digests, too.
-        mode: How unchanged files may come into the cache.
 
     Raises:
+        InvalidUsage: The device of the options is not there; said before anything is fetched.
         CannotWrite: There is no room for what is to be done.
         BrokenInput: An adapter is not what the Hub says, or was changed since the plan was made.
     """
     tensors = TensorDigests(cache.root)
-    work = survey(plan, repos, cache, mode, tensors)
+    work = survey(plan, repos, cache, options.link, tensors)
     if work.unlearned:
+        require_device(options.device)
         missing = tuple(source for source in work.missing if source in work.unlearned)
         # Of what may be less, only what is needed to know more.
         first = replace(work, missing=missing, room=room_for(missing, repos, cache)) if work.is_most else work
         _require_room(first, repos, cache)
         spent = learning_counters(work.unlearned, repos) + downloading_counters(missing, repos)
         _learn(work.unlearned, missing, repos, memo, tensors, phase)
-        work = survey(plan, repos, cache, mode, tensors)
+        work = survey(plan, repos, cache, options.link, tensors)
         work = replace(work, counters=work.counters + spent)
     _require_room(work, repos, cache)
     return work

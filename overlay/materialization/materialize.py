@@ -155,7 +155,7 @@ def materialize(
         check_location(cache.root, the_plan.location)
     lock = cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait)
     with lock, building(cache.root):  # from here on no collector takes what the survey finds
-        work = settled_survey(the_plan, inventory.repos, cache, memo, options.link, phase)
+        work = settled_survey(the_plan, inventory.repos, cache, memo, options, phase)
         for step in work.steps:
             if step.found.entry and step.found.factor_action:  # the next run need not know of factors
                 remember(cache, step.output, step.found, step.found.entry)

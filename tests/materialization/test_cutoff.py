@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import struct
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hub_server import HubServer
 from support.checkpoints import copy_hub
+from support.hubs import client_of
 from support.models import STAGE, VDN, options
 from support.published_rule import files_of
 
@@ -18,7 +22,7 @@ from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.layout import CacheRoot
 from overlay.cache.tensors import TensorDigests
 from overlay.demo.revisions import bump_alpha, bump_readme, bump_turbo_block
-from overlay.errors import BrokenInput, CannotWrite
+from overlay.errors import BrokenInput, CannotWrite, InvalidUsage
 from overlay.formats.header import read_header
 from overlay.formats.layout import canonical_layout
 from overlay.materialization import learning
@@ -63,7 +67,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> HubFolder:
     return copy_hub(tmp_path_factory)
 
 
-def run(hub: HubFolder, root: Path, **choices: Any) -> Materialization:
+def run(hub: HubFolder, root: Path, /, **choices: Any) -> Materialization:
     return materialize(VDN, options(hub, root, **choices))
 
 
@@ -379,6 +383,58 @@ def test_an_adapter_that_changes_after_the_plan_is_not_learned(
     assert {path: path.read_bytes() for path in learned(built.root)} == before
 
 
+@pytest.fixture
+def online(hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A server with the hub folder and its revision of another turbo block, and a client with an empty cache."""
+    bump_turbo_block(hub, 0)
+    with HubServer(hub.root) as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        yield server
+
+
+def test_the_adapter_is_fetched_first_and_then_the_shards_that_are_built(
+    online: HubServer, hub: HubFolder, tmp_path: Path
+) -> None:
+    """On a host that dropped the source after the first build."""
+    root = tmp_path / "root"
+    run(hub, root, hub=None)
+    shutil.rmtree(tmp_path / "hf/hub")
+    online.forget()
+    bumped = replace(hub, source=other_revision(hub))
+    done = run(bumped, root, hub=None)
+    weights = [
+        r.path for r in online.requests if r.payload and r.path.endswith(".safetensors") and "/resolve/" in r.path
+    ]
+    fetched = [path.split(f"/resolve/{bumped.source}/")[1] for path in weights]
+    built = [f"h3-base/{path}" for path in holders(bumped, 0)]
+    assert fetched[0] == TURBO
+    assert set(fetched) == {TURBO, DEFAULT, *built}  # the rebuilt shard takes its pairs from both
+    assert done.counters.downloaded == sum(payload(bumped.source_folder / path) for path in set(fetched))
+
+
+def other_revision(hub: HubFolder) -> str:
+    """The commit of the source that is not the first."""
+    [found] = {path.name for path in hub.source_folder.parent.iterdir()} - {hub.source}
+    return found
+
+
+@pytest.mark.usefixtures("online")
+def test_an_adapter_that_is_not_what_the_hub_says_is_not_learned(hub: HubFolder, tmp_path: Path) -> None:
+    """It is named before anything is built, and no digest of it is kept."""
+    run(hub, tmp_path / "root", hub=None)
+    blob = next((tmp_path / "hf/hub").glob(f"models--*/snapshots/{hub.source}/{TURBO}")).resolve()
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.unlink()
+    blob.write_bytes(data)
+    phases, root = Phases(), tmp_path / "other/root"
+    with pytest.raises(BrokenInput, match="turbo") as caught:
+        materialize(VDN, options(hub, root, hub=None), phase=phases)
+    assert caught.value.code == "digest-mismatch"
+    default = hashlib.sha256((hub.source_folder / DEFAULT).read_bytes()).hexdigest()
+    assert {path.name.split(".")[0] for path in learned(root)} <= {default}
+    assert "build" not in phases.totals
+
+
 def test_room_is_asked_for_what_is_really_built(
     built: Built, hub: HubFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -396,6 +452,14 @@ def test_room_is_asked_for_what_is_really_built(
         materialize(VDN, options(bumped, fresh), phase=phases)
     assert learned(fresh) == []
     assert "build" not in phases.totals
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(hub: HubFolder, tmp_path: Path) -> None:
+    """Learning comes before the device is started, but not before it is looked for."""
+    with pytest.raises(InvalidUsage, match="cuda:99") as caught:
+        run(hub, tmp_path / "root", device="cuda:99")
+    assert caught.value.code == "no-such-device"
+    assert learned(tmp_path / "root") == []
 
 
 def test_a_repair_learns_nothing_and_builds_what_was_damaged(built: Built, hub: HubFolder) -> None:
