@@ -97,8 +97,9 @@ class Files:
         return sum(file.size for inode, file in self._inodes.items() if not self._elsewhere(inode))
 
     def held_outside(self, cache: Files) -> int:
-        """Bytes that stay because of names outside the whole cache."""
-        return sum(file.size for inode, file in self._inodes.items() if cache._elsewhere(inode))
+        """Bytes that stay because of names outside the whole cache; what vanished from it meanwhile does not count."""
+        mine = (file for inode, file in self._inodes.items() if inode in cache._inodes)
+        return sum(file.size for file in mine if cache._elsewhere(file.inode))
 
     def _elsewhere(self, inode: tuple[int, int]) -> bool:
         return self._inodes[inode].links > self._names[inode]
