@@ -57,7 +57,7 @@ class Content:
         self.lfs = tuple(lfs)
         self.branches = dict(branches)
         self._lock = threading.Lock()
-        self._digests: dict[tuple[Path, int, int], tuple[str, str]] = {}
+        self._digests: dict[tuple[int, int, int, int], tuple[str, str]] = {}
 
     def has(self, repo: str) -> bool:
         """Whether there is such a repo."""
@@ -79,7 +79,7 @@ class Content:
 
     def _entry(self, file: Path, name: str) -> Entry:
         stat = file.stat()
-        key = (file, stat.st_size, stat.st_mtime_ns)
+        key = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)  # revisions share files
         with self._lock:
             known = self._digests.get(key)
         sha256, blob_id = known or _digests(file, stat.st_size)

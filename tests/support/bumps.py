@@ -205,7 +205,7 @@ def remember_digest(root: Path, path: Path, digest: str) -> None:
     """
     found, entry = path.stat(), _entry(root, path)
     identity = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    entry.parent.mkdir(exist_ok=True)
+    entry.parent.mkdir(parents=True, exist_ok=True)
     entry.unlink(missing_ok=True)  # it may be shared with the root that this one is a copy of
     entry.write_text(json.dumps({"path": os.path.realpath(path), "identity": identity, "digest": digest}))
 
