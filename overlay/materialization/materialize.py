@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,7 +11,7 @@ from overlay.cache.leases import hold
 from overlay.cache.presence import building
 from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location
-from overlay.errors import BrokenInput, InvalidUsage, TryAgain
+from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, TryAgain
 from overlay.fingerprint import bytes_digest
 from overlay.materialization import sinks
 from overlay.materialization.build import Builder, Made, start_engine
@@ -29,7 +30,8 @@ from overlay.registry import load_registry
 from overlay.registry import resolve as resolve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from overlay.cache import Cache
@@ -154,7 +156,7 @@ def materialize(
     if not options.only:
         check_location(cache.root, the_plan.location)
     lock = cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait)
-    with lock, building(cache.root):  # from here on no collector takes what the survey finds
+    with lock, _where_one_may(building(cache.root)):  # from here on no collector takes what the survey finds
         work = settled_survey(the_plan, inventory.repos, cache, memo, options, phase)
         for step in work.steps:
             if step.found.entry and step.found.factor_action:  # the next run need not know of factors
@@ -180,6 +182,18 @@ def materialize(
     )
 
 
+@contextmanager
+def _where_one_may(announce: AbstractContextManager[object]) -> Iterator[None]:
+    """Announce this run to collectors; not on a root that may not be written, where only a hit succeeds."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(announce)
+        except CannotWrite as error:
+            if error.code not in ("read-only", "not-permitted"):
+                raise
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class _Published:
     tree: Path | None
@@ -202,7 +216,9 @@ def _publish(work: Work, made: Made, cache: Cache, identity: Mapping[str, Any], 
             return False
         return record is not None and record.outputs == files and not quick_problems(found, record)
 
-    with hold(cache.root, name):  # so that a tree that is found here stays until its location leads to it
+    with _where_one_may(
+        hold(cache.root, name)
+    ):  # so that a tree that is found here stays until its location leads to it
         if tree.is_dir() and is_sound(tree):
             if work.is_done and cache.location_target(work.plan.location) == tree:
                 result = "present"
