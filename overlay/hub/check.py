@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.fingerprint import git_blob_digest
+from overlay.formats.local import file_stat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +30,13 @@ def check_digests(repo: Repo, files: Mapping[str, Path], memo: DigestMemo) -> No
 
     Raises:
         BrokenInput: Names every file that is not what the Hub says.
+        OverlayError: One cannot be read (``formats.local``).
     """
     wrong: dict[str, dict[str, str]] = {}
     known: dict[tuple[int, int, str], str] = {}
     for path, file in files.items():
         expected = repo.digest(path)
-        algorithm, stat = expected.partition(":")[0], file.stat()
+        algorithm, stat = expected.partition(":")[0], file_stat(file)
         inode = (stat.st_dev, stat.st_ino, algorithm)
         if inode not in known:
             known[inode] = memo.sha256(file) if algorithm == "sha256" else git_blob_digest(file.read_bytes())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from overlay.errors import BrokenInput
+from overlay.formats.local import file_stat
 from overlay.hub import check_digests
 from overlay.materialization.survey import making_order
 from overlay.planning.plan import inputs_of
@@ -79,8 +80,9 @@ def hash_ahead(inventory: Inventory, rule: str, memo: DigestMemo, phase: Phase) 
 class Checks:
     """The digests of the plan held against the bytes of the inputs.
 
-    Files of the Hub are read for that on a thread of its own, beside the build. A folder's digests were taken from its
-    bytes, but people edit those in place: they are asked for once more, which costs a look at an unchanged file.
+    Files of the Hub are read for that on a thread of its own, beside the build. That both read the same file is known
+    by its stat, taken before either began and after both were done. A folder's digests were taken from its bytes, but
+    people edit those in place: they are asked for once more, which costs a look at an unchanged file.
 
     Args:
         work: Its inputs are checked in the order in which they are needed.
@@ -89,14 +91,16 @@ class Checks:
 
     def __init__(self, work: Work, inputs: Inputs, repos: Mapping[str, Repo], memo: DigestMemo) -> None:
         self._repos = repos
+        self._inputs = inputs
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlay-sha256")
-        self._results: dict[tuple[str, str], Future[None]] = {}
+        self._results: dict[tuple[str, str], tuple[Future[None], tuple[int, ...]]] = {}
         for step in making_order(work.steps):
             for source in _needed(step):
                 repo, key = repos[source.repo], (source.repo, source.path)
                 if repo.shared_store and key not in self._results:
                     files = {source.path: inputs.path(source)}
-                    self._results[key] = self._thread.submit(check_digests, repo, files, memo)
+                    seen = _identity(inputs.path(source))
+                    self._results[key] = self._thread.submit(check_digests, repo, files, memo), seen
 
     def __enter__(self) -> Self:
         return self
@@ -111,11 +115,20 @@ class Checks:
             BrokenInput: One is not what the Hub says, or was changed since the plan was made.
         """
         for source in dict.fromkeys(_needed(step)):
-            if result := self._results.get((source.repo, source.path)):
+            where = self._repos[source.repo].where(source.path)
+            if (source.repo, source.path) in self._results:
+                result, seen = self._results[source.repo, source.path]
                 result.result()
+                if _identity(self._inputs.path(source)) != seen:
+                    raise input_changed(where, "another file than at first", source.path)
             elif (found := self._repos[source.repo].digest(source.path)) != source.digest:
-                where = self._repos[source.repo].where(source.path)
                 raise input_changed(where, f"{found}, expected {source.digest}", source.path)
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    # Without the time of the last change of the inode, which a link made elsewhere moves.
+    found = file_stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def input_changed(where: str, found: str, path: str) -> BrokenInput:
