@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
@@ -131,6 +132,17 @@ def test_blocks_read_apart_equal_the_file(tmp_path: Path, size: int) -> None:
     assert digest_of_blocks(reversed(backwards)) == _oracle(data, BLOCK)
     assert block_digest(path, len(numbers) + 1) == xxhash.xxh3_128_digest(b"")
     assert file_digests(path) == Digests(bytes_digest(data, "sha256"), _oracle(data, BLOCK))
+
+
+def test_a_filesystem_that_reads_short_gives_the_same_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block ends where it ends, whatever pieces its bytes come in."""
+    data = bytes(range(251)) * (2 * BLOCK // 251)
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    read = os.preadv
+    monkeypatch.setattr(digests.os, "preadv", lambda fd, buffers, at: read(fd, [buffers[0][:300_001]], at))
+
+    assert digest_of_blocks([block_digest(path, 0), block_digest(path, 1)]) == _oracle(data, BLOCK)
 
 
 @pytest.mark.parametrize("algorithm", ["xxh3_128", "sha256"])
