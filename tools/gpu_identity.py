@@ -33,6 +33,7 @@ from overlay.fusion.library import Library
 from overlay.fusion.ordered import ordered_product
 from overlay.fusion.self_test import run_self_test, same_bits
 from overlay.fusion.settings import full_precision
+from overlay.fusion.workers import Workers
 from overlay.planning.outputs import Fused, Input, OutputTensor, Range, SafetensorsFile, Term
 
 if TYPE_CHECKING:
@@ -154,11 +155,10 @@ def fuse(inputs: Inputs, case: Case, engine: Engine, rule: str, jobs: int, folde
     spec = SafetensorsFile("out.safetensors", {}, (inputs.tensor(case),))
     out = folder / "out.safetensors"
     out.unlink(missing_ok=True)
-    started = time.perf_counter()
-    built = build_safetensors(
-        spec, out, open_input=inputs.locate, engine=engine, rule=rule, jobs=jobs, memory=MEMORY, progress=None
-    )
-    seconds = time.perf_counter() - started
+    with Workers(engine, jobs, MEMORY) as workers:
+        started = time.perf_counter()
+        built = build_safetensors(spec, out, open_input=inputs.locate, workers=workers, rule=rule)
+        seconds = time.perf_counter() - started
     out.unlink()
     return built, seconds
 

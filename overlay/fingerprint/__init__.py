@@ -17,6 +17,7 @@ from overlay.fingerprint.digests import (
     file_digests,
     git_blob_digest,
     parse_digest,
+    safetensors_digest,
 )
 from overlay.fingerprint.memo import DigestMemo
 from overlay.fingerprint.tensors import Span, TensorHasher
@@ -39,4 +40,5 @@ __all__ = [
     "file_digests",
     "git_blob_digest",
     "parse_digest",
+    "safetensors_digest",
 ]

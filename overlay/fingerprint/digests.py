@@ -36,6 +36,7 @@ __all__ = [
     "file_digests",
     "git_blob_digest",
     "parse_digest",
+    "safetensors_digest",
 ]
 
 BLOCK = 16 * 2**20
@@ -47,7 +48,7 @@ Algorithm = Literal["xxh3_128", "sha256"]
 
 _BUFFER = 2**19  # stays in the processor's cache between read and hash
 _of_thread = threading.local()
-_HEX_DIGITS = {"xxh3_128": 32, "sha256": 64, "sha1-git": 40}
+_HEX_DIGITS = {"xxh3_128": 32, "safetensors_xxh3_128": 32, "sha256": 64, "sha1-git": 40}
 _DIGEST = re.compile(r"([a-z0-9_-]+):([0-9a-f]+)")
 
 
@@ -200,6 +201,22 @@ def bytes_digest(data: Buffer, algorithm: Algorithm) -> str:
     hasher = _hasher(algorithm)
     hasher.update(data)
     return hasher.digest()
+
+
+def safetensors_digest(header: str, tensors: Iterable[str]) -> str:
+    """Fingerprint of a safetensors file, ``safetensors_xxh3_128:<hex>``, from those of its parts.
+
+    It is the xxh3_128 of theirs, one after the other: so whoever has the tensors' has the file's, and a difference of
+    two files can be told by tensors.
+
+    Args:
+        header: ``xxh3_128:<hex>`` of everything before the first tensor, the eight bytes of the length included.
+        tensors: ``xxh3_128:<hex>`` of each tensor, in file order.
+    """
+    whole = xxhash.xxh3_128()
+    for part in (header, *tensors):
+        whole.update(bytes.fromhex(parse_digest(part)[1]))
+    return f"safetensors_xxh3_128:{whole.hexdigest()}"
 
 
 def git_blob_digest(data: bytes) -> str:

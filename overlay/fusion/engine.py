@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import CheckFailed, InvalidUsage, TryAgain
+from overlay.fingerprint import BLOCK
 from overlay.fusion.library import mkl_library
 from overlay.fusion.products import Products
 from overlay.fusion.quiet_torch import torch
@@ -177,6 +178,11 @@ class Engine:
                 hint="something else fills this GPU: free it, or use --device cpu; the bytes are the same",
                 device=str(self.device),
             ) from error
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Memory for one chunk of weights, whatever they are stored in; never more than a block."""
+        return min(BLOCK, self.chunk_elements * max(dtype.itemsize for dtype in STORED.values()))
 
     @property
     def _products(self) -> Products:

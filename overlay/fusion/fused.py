@@ -6,7 +6,10 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from overlay.errors import BrokenInput
+from overlay.fusion.blocks import MadeBlock
 from overlay.fusion.inputs import place_of
 from overlay.fusion.quiet_torch import torch
 from overlay.fusion.rule import STORED, WORKING, Factors, all_finite
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from overlay.fusion.engine import Engine
     from overlay.fusion.inputs import OpenInputs
+    from overlay.fusion.output import PartialFile
     from overlay.planning.outputs import Fused, Range, Term
 
 __all__ = ["FusedTensor", "Rectangle", "rectangles"]
@@ -56,7 +60,7 @@ def rectangles(first: int, count: int, cols: int, chunk: int, rank: int = 1) -> 
 
 
 class FusedTensor:
-    """A weight with pairs folded in. Threads may fill different stretches at once.
+    """A weight with pairs folded in. Threads may write different stretches at once.
 
     A is read once and kept widened, [rank, cols]; W and B are read as they are needed.
 
@@ -81,27 +85,38 @@ class FusedTensor:
         self._lock = threading.Lock()
         self._a: list[torch.Tensor] | None = None
 
-    def fill(self, view: memoryview, start: int) -> None:
-        """Makes the bytes from ``start`` of the tensor, as many as ``view`` holds (whole elements both).
+    def write(self, output: PartialFile, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
+        """Makes ``nbytes`` of the tensor from its byte ``start`` (whole elements both), at ``place`` in ``output``.
+
+        Each chunk is read, hashed, folded, hashed and written while it is in a core's cache.
+
+        Args:
+            buffer: Takes one chunk.
 
         Raises:
             BrokenInput: NaN or infinity in a pair, or made from finite values; or an input changed meanwhile.
         """
         piece, size = self._piece, self._itemsize
+        source, offset = piece.weight.input, piece.weight.offset + start
+        before, after = xxhash.xxh3_128(), xxhash.xxh3_128()
         all_a = self._read_a()
-        for part in rectangles(
-            start // size, len(view) // size, piece.cols, self._engine.chunk_elements, self._max_rank
-        ):
-            nbytes = part.rows * part.cols * size
-            weight, view = view[:nbytes], view[nbytes:]
-            self._inputs.read_into(piece.weight.input, piece.weight.offset + start, weight)
-            start += nbytes
+        chunk = min(self._engine.chunk_elements, len(buffer) // size)
+        done = 0
+        for part in rectangles(start // size, nbytes // size, piece.cols, chunk, self._max_rank):
+            weight = buffer[: part.rows * part.cols * size]
+            self._inputs.read_into(source, offset + done, weight)
+            before.update(weight)
             factors = [
                 Factors(self._read_b(term, part), a[:, part.col : part.col + part.cols], term.scale)
                 for term, a in zip(piece.terms, all_a, strict=True)
             ]
             if not self._engine.fold(weight, piece.dtype, part.cols, factors, self._rule):
                 raise self._overflow()
+            after.update(weight)
+            output.write_at(place + done, weight)
+            done += len(weight)
+        self._inputs.use_up(source, offset, nbytes)
+        return MadeBlock(after.digest(), before.digest())
 
     def _read_a(self) -> list[torch.Tensor]:
         with self._lock:

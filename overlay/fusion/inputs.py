@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
 from overlay.errors import BrokenInput
@@ -31,18 +31,24 @@ class OpenInputs:
 
     Args:
         locate: Tells where on this host an input's bytes lie.
+        is_last_reader: Whether nobody else of this process will read an input: what was used of it may then leave the
+            page cache, which makes room for the output.
     """
 
-    def __init__(self, locate: Callable[[Input], Path]) -> None:
+    def __init__(self, locate: Callable[[Input], Path], is_last_reader: Callable[[Input], bool]) -> None:
         self._locate = locate
+        self._is_last_reader = is_last_reader
         self._lock = threading.Lock()
         self._descriptors: dict[Input, int] = {}
+        self._used_up: set[Input] = set()
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for source in self._used_up:
+            self._drop(source, 0, 0)  # what the ranges shared a page with
         self._stack.close()
 
     def read_into(self, source: Input, offset: int, buffer: memoryview) -> None:
@@ -53,7 +59,7 @@ class OpenInputs:
             NotHere: It is gone.
             Refused: No permission.
         """
-        descriptor = self._open(source)
+        descriptor = self.descriptor(source)
         done = 0
         while done < len(buffer):
             try:
@@ -64,7 +70,14 @@ class OpenInputs:
                 raise _changed(source, os.fstat(descriptor).st_size)
             done += count
 
-    def _open(self, source: Input) -> int:
+    def use_up(self, source: Input, offset: int, nbytes: int) -> None:
+        """Says that a range is needed no more."""
+        if self._is_last_reader(source):
+            self._used_up.add(source)
+            self._drop(source, offset, nbytes)
+
+    def descriptor(self, source: Input) -> int:
+        """The open file; closed with the context. Errors as for :meth:`read_into`."""
         with self._lock:
             if source not in self._descriptors:
                 descriptor, found = self._stack.enter_context(open_file(self._locate(source)))
@@ -72,6 +85,10 @@ class OpenInputs:
                     raise _changed(source, found.st_size)
                 self._descriptors[source] = descriptor
             return self._descriptors[source]
+
+    def _drop(self, source: Input, offset: int, nbytes: int) -> None:
+        with suppress(OSError):  # advice, which not every filesystem takes
+            os.posix_fadvise(self._descriptors[source], offset, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def _changed(source: Input, size: int) -> BrokenInput:

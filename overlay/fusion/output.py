@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 from typing import TYPE_CHECKING, Self
 
@@ -68,8 +69,40 @@ class PartialFile:
                 count = os.pwrite(self._descriptor, left, offset)
             left = left[count:]
             offset += count
-        # So that the sync at the end has little left to wait for. A failure of the disk shows there.
-        _LIBC.sync_file_range(self._descriptor, ctypes.c_int64(start), ctypes.c_int64(offset - start), _WRITE)
+        self._begin_writeback(start, offset - start)
+
+    def copy_from(self, descriptor: int, offset: int, nbytes: int, place: int) -> bool:
+        """Has the kernel copy ``nbytes`` of an open file from its ``offset`` to ``place``.
+
+        Returns:
+            False where it cannot, or not all of it: whoever reads and writes these bytes instead learns why.
+        """
+        start, end = place, place + nbytes
+        while place < end:
+            try:
+                count = os.copy_file_range(descriptor, self._descriptor, end - place, offset, place)
+            except OSError:
+                return False
+            if not count:
+                return False
+            offset += count
+            place += count
+        self._begin_writeback(start, nbytes)
+        return True
+
+    def read_back(self, place: int, buffer: memoryview) -> None:
+        """Fills ``buffer`` with what was written at ``place``."""
+        while buffer:
+            with self._explained("read back"):
+                count = os.preadv(self._descriptor, [buffer], place)
+                if not count:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            buffer = buffer[count:]
+            place += count
+
+    def _begin_writeback(self, start: int, nbytes: int) -> None:
+        """So that the sync at the end has little left to wait for. A failure of the disk shows there."""
+        _LIBC.sync_file_range(self._descriptor, ctypes.c_int64(start), ctypes.c_int64(nbytes), _WRITE)
 
     def _discard(self) -> None:
         os.close(self._descriptor)

@@ -76,7 +76,13 @@ def combine(weight: torch.Tensor, factors: Sequence[Factors], rule: str, product
 
 
 def all_finite(values: torch.Tensor, limit: float) -> bool:
-    """Whether every magnitude is at most ``limit``; NaN is not. One pass over ``values`` (not empty)."""
+    """Whether every magnitude is at most ``limit``; NaN is not. ``values`` is not empty."""
+    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
+        # No magnitude exceeds the root of the sum of the squares, NaN and infinity stay in it, and it is the quickest
+        # of all passes over memory. The margin is far more than its rounding.
+        flat = values.reshape(-1)
+        if float(torch.dot(flat, flat)) < (limit / 2) ** 2:
+            return True
     low, high = torch.aminmax(values)
     return bool(low >= -limit) and bool(high <= limit)
 

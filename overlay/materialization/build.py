@@ -1,9 +1,10 @@
-"""Making the files of a plan, one after the other, wherever they go: the cache, or a folder of somebody's own."""
+"""Making the files of a plan, wherever they go: the cache, or a folder of somebody's own."""
 
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -13,11 +14,12 @@ from overlay.materialization.survey import making_order
 from overlay.planning.outputs import AliasFile, CarriedFile, SafetensorsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from overlay.fusion.build import BuiltFile
     from overlay.fusion.engine import Engine
+    from overlay.fusion.workers import Workers
     from overlay.materialization.request import Phase
     from overlay.materialization.survey import Step
     from overlay.planning.outputs import Input
@@ -26,6 +28,9 @@ __all__ = ["Builder", "Carried", "Made", "Sink", "recorded", "require_device", "
 
 
 Linked = Literal["present", "reflink", "hardlink", "copy"]
+
+_FILES_AT_A_TIME = 2
+"""While one is synced, or waits for the digests of its inputs, the other keeps the workers busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,16 @@ class Carried:
 
 
 class Sink(Protocol):
-    """Where finished files go. A file is there when the call returns, whole and proven."""
+    """Where finished files go, from any thread. A file is there when the call returns, whole and proven."""
 
     def build(self, step: Step, write: Callable[[Path], BuiltFile]) -> BuiltFile:
         """Have a new file written, and take it."""
 
     def carry(self, step: Step, source: Input) -> Carried:
         """Take over an input as it is."""
+
+    def is_last_reader(self, source: Input) -> bool:
+        """Whether nobody but a build will read this input, so that it may leave the page cache behind it."""
 
 
 @dataclass(slots=True)
@@ -53,13 +61,18 @@ class Made:
 
     Attributes:
         files: By output path.
+        built: By output path: the files that were written here.
         links: By output path: how a carried file came over.
-        kernels: Fused chunks by kernel.
     """
 
     files: dict[str, RecordedFile] = field(default_factory=dict)
+    built: dict[str, BuiltFile] = field(default_factory=dict)
     links: dict[str, Linked] = field(default_factory=dict)
-    kernels: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def kernels(self) -> Counter[str]:
+        """Values of all D made, by kernel."""
+        return sum((Counter(file.kernels) for file in self.built.values()), Counter())
 
 
 def start_engine(steps: Iterable[Step], device: str) -> Engine | None:
@@ -103,41 +116,59 @@ class Builder:
     memory: int
 
     def run(self, steps: Iterable[Step], label: str, phase: Phase) -> Made:
-        """Every output, in the order of ``making_order``."""
+        """Every output, in about the order of ``making_order``."""
         made = Made()
         steps = making_order(steps)
-        total = sum(step.size for step in steps if step.moves_bytes)
-        with phase(label, total) if total else nullcontext(_ignore) as update:
-            for step in steps:
-                if isinstance(step.output, SafetensorsFile) and step.how == "build":
-                    made.files[step.output.path] = self._build(step, step.output, made, update)
-                elif isinstance(step.output, CarriedFile) and step.moves_bytes:
-                    made.files[step.output.path] = self._carry(step, step.output, made)
-                    update(step.size)
-                elif step.found.entry is not None:
-                    made.files[step.output.path] = step.found.entry
+        moving = [step for step in steps if step.moves_bytes]
+        if moving:
+            with phase(label, sum(step.size for step in moving)) as update:
+                self._make_all(moving, made, update)
+        for step in steps:
+            if step.found.entry is not None and not step.moves_bytes:
+                made.files[step.output.path] = step.found.entry
         for step in steps:
             if isinstance(step.output, AliasFile):
                 made.files[step.output.path] = replace(made.files[step.output.of], path=step.output.path)
         return made
 
-    def _build(self, step: Step, output: SafetensorsFile, made: Made, update: Callable[[int], None]) -> RecordedFile:
-        from overlay.fusion.build import build_safetensors, default_jobs
+    def _make_all(self, steps: Sequence[Step], made: Made, update: Callable[[int], None]) -> None:
+        from overlay.fusion.workers import Workers
+
+        with ExitStack() as stack:
+            files = ThreadPoolExecutor(_FILES_AT_A_TIME, "overlay-file")
+            stack.callback(files.shutdown, cancel_futures=True)
+            # Left first, so that a failure ends the blocks that the files wait for.
+            workers = stack.enter_context(Workers(self.engine, self.jobs, self.memory))
+            futures = [files.submit(self._make, step, workers, made, update) for step in steps]
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in futures:
+                if future in done:
+                    future.result()
+
+    def _make(self, step: Step, workers: Workers, made: Made, update: Callable[[int], None]) -> None:
+        if isinstance(step.output, SafetensorsFile):
+            made.files[step.output.path] = self._build(step, step.output, workers, made, update)
+        elif isinstance(step.output, CarriedFile):
+            made.files[step.output.path] = self._carry(step, step.output, made)
+            update(step.size)
+
+    def _build(
+        self, step: Step, output: SafetensorsFile, workers: Workers, made: Made, update: Callable[[int], None]
+    ) -> RecordedFile:
+        from overlay.fusion.build import build_safetensors
 
         def write(place: Path) -> BuiltFile:
             return build_safetensors(
                 output,
                 place,
                 open_input=self.locate,
-                engine=self.engine if output.is_fused else None,
+                workers=workers,
                 rule=self.rule,
-                jobs=self.jobs or default_jobs(self.engine),
-                memory=self.memory,
+                is_last_reader=self.sink.is_last_reader,
                 progress=update,
             )
 
-        built = self.sink.build(step, write)
-        made.kernels.update(built.kernels)
+        built = made.built[output.path] = self.sink.build(step, write)
         return recorded(output.path, built)
 
     def _carry(self, step: Step, output: CarriedFile, made: Made) -> RecordedFile:
@@ -152,7 +183,3 @@ def recorded(path: str, built: BuiltFile) -> RecordedFile:
     """A built file as the record has it."""
     tensors = tuple(RecordedTensor(item.name, item.dtype, item.shape, item.digest) for item in built.tensors)
     return RecordedFile(path, built.digest, built.size, tensors)
-
-
-def _ignore(_nbytes: int) -> None:
-    """Progress of nothing."""

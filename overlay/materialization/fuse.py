@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from overlay.cache.disk import fsync
 from overlay.cache.links import ways
 from overlay.errors import InvalidUsage, NotHere
-from overlay.fingerprint import DigestMemo, file_digest
+from overlay.fingerprint import DigestMemo, file_digest, safetensors_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
 from overlay.formats.local import file_stat
 from overlay.materialization.build import Builder, require_device, start_engine
+from overlay.materialization.content import tensor_digest
 from overlay.materialization.inputs import input_changed
 from overlay.materialization.out_folder import new_folder, require_new
 from overlay.materialization.record import RECORD_NAME, record_bytes
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from overlay.cache import LinkMode
     from overlay.formats.checkpoint import Checkpoint
+    from overlay.fusion.build import BuiltFile
     from overlay.materialization.build import Made
     from overlay.materialization.request import Phase
     from overlay.planning.outputs import Input
@@ -114,10 +116,13 @@ def fuse(
             engine = start_engine(work.steps, device)
             made = Builder(sources.locate, sink, engine, rule, jobs, memory).run(work.steps, "fuse", phase)
             work = _as_linked(work, made)
-            found = {(sources.base.repo, path): digest.result() for path, digest in digests.items()}
+            found = {path: digest.result() for path, digest in digests.items()}
+            found.update({path: sources.digest_in_hand(path, built) for path, built in made.built.items()})
             sources.require_unchanged(plan)
             record = {
-                **identity_of(plan, None, {"name": "fuse"}, found),
+                **identity_of(
+                    plan, None, {"name": "fuse"}, {(sources.base.repo, path): digest for path, digest in found.items()}
+                ),
                 "outputs": [made.files[output.path].to_json() for output in plan.outputs],
                 "run": run_report(work, made, engine, time.monotonic() - started),
             }
@@ -163,16 +168,23 @@ class _Sources:
 
     @contextmanager
     def base_digests(self, plan: Plan) -> Iterator[Mapping[str, Future[str]]]:
-        """Digests of the base's files that take part, by path, being taken on a thread of its own."""
+        """Digests of the base's files that are carried, by path, being taken on a thread of its own."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="overlay-xxh3")
         try:
             yield {
-                source.path: pool.submit(file_digest, self.locate(source), "xxh3_128")
-                for source in plan.inputs()
-                if source.repo == self.base.repo
+                output.path: pool.submit(file_digest, self.locate(output.input), "xxh3_128")
+                for output in plan.outputs
+                if isinstance(output, CarriedFile)
             }
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def digest_in_hand(self, path: str, built: BuiltFile) -> str:
+        """Digest of a base shard whose tensors a build has read; only its header is read here."""
+        header = self.base.files.header(path)
+        before = {tensor.name: tensor.source_digest or "" for tensor in built.tensors}
+        start = tensor_digest(self.folder / path, 0, header.data_start)
+        return safetensors_digest(start, [before[name] for name in header.tensors])
 
     def require_unchanged(self, plan: Plan) -> None:
         """Refuse to seal what was made while somebody wrote into an input.

@@ -124,6 +124,11 @@ class Checks:
             elif (found := self._repos[source.repo].digest(source.path)) != source.digest:
                 raise input_changed(where, f"{found}, expected {source.digest}", source.path)
 
+    def is_done(self, source: Input) -> bool:
+        """Whether this input was read to its end, or need not be."""
+        result = self._results.get((source.repo, source.path))
+        return result is None or result.done()
+
 
 def _identity(path: Path) -> tuple[int, ...]:
     # Without the time of the last change of the inode, which a link made elsewhere moves.

@@ -64,13 +64,17 @@ class CacheSink:
             self.cache.put_action(step.found.action, {"digest": digest, "size": source.size})
         return Carried(linked.how, digest, linked.path)
 
+    def is_last_reader(self, source: Input) -> bool:
+        """See :class:`Sink`."""
+        return self.checks.is_done(source)
+
 
 @dataclass(frozen=True, slots=True)
 class FolderSink:
     """Files of a new folder that nobody else knows yet.
 
     Attributes:
-        digests: Of the inputs, by path; they are taken beside the build.
+        digests: Of the inputs that are carried, by path; they are taken beside the build.
         allowed: How a file may be carried, in the order to try.
     """
 
@@ -89,6 +93,10 @@ class FolderSink:
         how = link_file(self.locate(source).resolve(), target, self.allowed)
         fsync(target)
         return Carried(how, self.digests[source.path].result(), target)
+
+    def is_last_reader(self, source: Input) -> bool:
+        """See :class:`Sink`."""
+        return source.path not in self.digests
 
     def _place(self, step: Step) -> Path:
         target = self.folder / step.output.path

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from support.fuse_files import Store, random_weight, seeded
 
 from overlay.fusion.build import build_safetensors
+from overlay.fusion.workers import Workers
 from overlay.planning.outputs import OutputTensor, SafetensorsFile
 
 if TYPE_CHECKING:
@@ -56,15 +57,9 @@ def test_a_copied_file_equals_the_librarys(
         stored = expected[name].contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         outputs.append(OutputTensor(name, dtype, tuple(shape), tuple(store.put(f"in{index}", stored))))
     save_file(expected, folder / "library", metadata)
-    build_safetensors(
-        SafetensorsFile("out", metadata or {}, tuple(dice.sample(outputs, len(outputs)))),
-        folder / "out",
-        open_input=store.locate,
-        engine=None,
-        rule="fp32-once",
-        jobs=2,
-        memory=2**28,
-    )
+    spec = SafetensorsFile("out", metadata or {}, tuple(dice.sample(outputs, len(outputs))))
+    with Workers(None, 2, 2**28) as workers:
+        build_safetensors(spec, folder / "out", open_input=store.locate, workers=workers, rule="fp32-once")
     assert (folder / "out").read_bytes() == (folder / "library").read_bytes()
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from overlay.fusion.build import build_safetensors
 from overlay.fusion.engine import Engine
+from overlay.fusion.workers import Workers
 from overlay.planning.outputs import Fused, Input, OutputTensor, Range, SafetensorsFile, Term
 
 folder, rows, cols, rank = Path(sys.argv[1]), *map(int, sys.argv[2:])
@@ -29,10 +30,10 @@ terms = tuple(
 )
 weight = held("w", rows * cols * 2)
 spec = SafetensorsFile("x", {}, (OutputTensor("w", "BF16", (rows, cols), (Fused(weight, "BF16", rows, cols, terms),)),))
-build_safetensors(
-    spec, folder / "out", open_input=lambda source: folder / source.path, engine=Engine.start("cpu"),
-    rule="fp32-once", jobs=8, memory=2**30,
-)
+with Workers(Engine.start("cpu"), 8, 2**30) as workers:
+    build_safetensors(
+        spec, folder / "out", open_input=lambda source: folder / source.path, workers=workers, rule="fp32-once"
+    )
 (folder / "out").unlink()
 # ru_maxrss would count what the process that started this one held.
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))

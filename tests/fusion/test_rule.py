@@ -81,7 +81,7 @@ def test_any_cutting_gives_the_same_bytes(weight: Weight, chunk: int, unit: int,
     """Chunks, units that start in the middle of a row, and the number of threads do not matter."""
     engine = Engine(torch.device("cpu"), None, chunk_elements=chunk)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_UNIT", unit)
+        patch.setattr(build, "BLOCK", unit)
         assert built(weight, engine, "fp32-once", jobs=jobs) == weight.expected("fp32-once")
 
 

@@ -8,7 +8,10 @@ import pytest
 from support.fuse_files import Store
 
 from overlay.errors import BrokenInput, CannotWrite, NotHere
-from overlay.fusion import build
+from overlay.fingerprint import bytes_digest
+from overlay.fusion import workers
+from overlay.fusion.inputs import OpenInputs
+from overlay.fusion.workers import Workers
 from overlay.planning.outputs import Literal, OutputTensor, Zeros
 
 if TYPE_CHECKING:
@@ -107,6 +110,41 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "out").read_bytes().endswith(b"abcd" + bytes(4))
 
 
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EXDEV, errno.EPERM, errno.EINVAL, errno.EOPNOTSUPP, None])
+@pytest.mark.parametrize("after", [0, 3])
+def test_h24_where_the_kernel_cannot_copy_ranges_they_are_read_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, after: int
+) -> None:
+    """Whether it refuses, stops in the middle or meets the end of the file (None): the same bytes and digests."""
+    store = Store(tmp_path)
+    [held] = store.put("in", bytes(range(200)))
+    wanted = [OutputTensor("a", "U8", (200,), (held,))]
+    whole = store.build(wanted, tmp_path / "whole", None)
+    copy = os.copy_file_range
+
+    def few(source: int, target: int, count: int, *offsets: int) -> int:
+        if offsets[0] >= held.offset + after:
+            if code is None:
+                return 0
+            raise OSError(code, os.strerror(code))
+        return copy(source, target, 1, *offsets)
+
+    monkeypatch.setattr(os, "copy_file_range", few)
+    assert store.build(wanted, tmp_path / "out", None) == whole
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_untouched_ranges_never_enter_this_process_but_for_their_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel copies them, and what has arrived is read back."""
+    store = Store(tmp_path)
+    [held] = store.put("in", bytes(range(200)))
+    monkeypatch.setattr(OpenInputs, "read_into", failing(errno.EIO))
+    built = store.build([OutputTensor("a", "U8", (200,), (held,))], tmp_path / "out", None)
+    assert built.tensors[0].digest == built.tensors[0].source_digest == bytes_digest(bytes(range(200)), "xxh3_128")
+
+
 def test_an_input_of_another_size_is_an_error(tmp_path: Path) -> None:
     """A source that grew or shrank since the plan was made is named, with both sizes."""
     store = Store(tmp_path)
@@ -122,6 +160,7 @@ def test_an_input_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monk
     """Reading meets the end of the file: an error, never zeros or a hang."""
     store = Store(tmp_path)
     first, second = store.put("in", b"01234567", b"89abcdef")
+    monkeypatch.setattr(os, "copy_file_range", failing(errno.ENOSYS))
     read = os.preadv
 
     def shrink(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -144,6 +183,7 @@ def test_a_disk_that_cannot_read_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     """An input/output error of the source names the file and the byte."""
     store = Store(tmp_path)
     [held] = store.put("in", b"01234567")
+    monkeypatch.setattr(os, "copy_file_range", failing(errno.EIO))
     monkeypatch.setattr(os, "preadv", failing(errno.EIO))
     with pytest.raises(BrokenInput, match="cannot be read at byte 13") as caught:
         store.build([OutputTensor("a", "U8", (8,), (held,))], tmp_path / "out", None)
@@ -172,12 +212,11 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "memory", "workers", "buffers"),
-    [(2, 2**30, 2, 4), (16, 2**30, 13, 14), (64, 2**31, 34, 36), (4, 1, 1, 1), (4, 484 * 2**20, 2, 2)],
+    ("jobs", "memory", "count"), [(2, 2**30, 2), (16, 2**30, 16), (64, 2**30, 17), (4, 1, 1), (4, 460 * 2**20, 2)]
 )
-def test_memory_bounds_workers_and_buffers(jobs: int, memory: int, workers: int, buffers: int) -> None:
-    """Scratch and buffers of all workers stay below the budget, down to one of each."""
-    found = build._plan_memory(jobs, memory, 2**24)
-    assert found == (workers, buffers)
-    taken = build._OWN_MEMORY + found[0] * build._WORKER_SCRATCH + found[1] * 2**24
-    assert found == (1, 1) or taken <= memory
+def test_memory_bounds_the_workers(jobs: int, memory: int, count: int) -> None:
+    """Scratch and buffers of all workers stay below the budget, down to one worker."""
+    found = Workers(None, jobs, memory).count
+    assert found == count
+    taken = workers._OWN_MEMORY + found * (workers._WORKER_SCRATCH + workers._BUFFER)
+    assert found == 1 or taken <= memory

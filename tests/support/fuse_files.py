@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from support.fuse_oracle import SIZES, Pair, fuse
 
 from overlay.fusion.build import BuiltFile, build_safetensors
+from overlay.fusion.workers import Workers
 from overlay.planning.outputs import Fused, Input, OutputTensor, Range, SafetensorsFile, Term
 
 if TYPE_CHECKING:
@@ -85,9 +86,16 @@ class Store:
     ) -> BuiltFile:
         """Builds a file of these tensors."""
         spec = SafetensorsFile("model.safetensors", {"format": "pt"}, tuple(tensors))
-        return build_safetensors(
-            spec, out, open_input=self.locate, engine=engine, rule=rule, jobs=jobs, memory=memory, progress=progress
-        )
+        with Workers(engine, jobs, memory) as workers:
+            return build_safetensors(
+                spec,
+                out,
+                open_input=self.locate,
+                workers=workers,
+                rule=rule,
+                progress=progress,
+                is_last_reader=lambda _: True,
+            )
 
 
 def data_of(path: Path) -> bytes:
