@@ -13,13 +13,13 @@ from overlay.fingerprint.digests import (
     bytes_digest,
     descriptor_digests,
     digest_of_blocks,
-    file_digest,
     file_digests,
     git_blob_digest,
     parse_digest,
     safetensors_digest,
 )
 from overlay.fingerprint.memo import DigestMemo
+from overlay.fingerprint.parts import blocks_of, digest_of_parts, file_digest, part_digest, parts_of
 from overlay.fingerprint.tensors import Span, TensorHasher
 
 __all__ = [
@@ -33,12 +33,16 @@ __all__ = [
     "TensorHasher",
     "action_key",
     "block_digest",
+    "blocks_of",
     "bytes_digest",
     "descriptor_digests",
     "digest_of_blocks",
+    "digest_of_parts",
     "file_digest",
     "file_digests",
     "git_blob_digest",
     "parse_digest",
+    "part_digest",
+    "parts_of",
     "safetensors_digest",
 ]

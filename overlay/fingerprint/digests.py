@@ -3,6 +3,7 @@
 ``xxh3_128`` here is always taken in two levels: each 16 MiB block has its own xxh3_128 digest, and the fingerprint is
 the xxh3_128 of these 16-byte digests (canonical big-endian form) one after the other. So the blocks of one file may be
 made in any order and on any thread. Content without a byte has no block; its fingerprint is the xxh3_128 of nothing.
+A safetensors file of our own has a third level, ``safetensors_xxh3_128``: see ``safetensors_digest``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ __all__ = [
     "bytes_digest",
     "descriptor_digests",
     "digest_of_blocks",
-    "file_digest",
     "file_digests",
     "git_blob_digest",
     "parse_digest",
@@ -108,18 +108,6 @@ class Digests(NamedTuple):
     xxh3_128: str
 
 
-def file_digest(path: Path, algorithm: Algorithm) -> str:
-    """Fingerprint of a file's content, read once through one small buffer.
-
-    Raises:
-        OverlayError: The file cannot be read (``formats.local``).
-    """
-    hasher = _hasher(algorithm)
-    with open_file(path) as (descriptor, _):
-        _feed(descriptor, [hasher.update], None)
-    return hasher.digest()
-
-
 def file_digests(path: Path, progress: Callable[[int], None] | None = None) -> Digests:
     """Both fingerprints of a file's content, which is read once; beside sha256 the other costs next to nothing.
 
@@ -127,7 +115,7 @@ def file_digests(path: Path, progress: Callable[[int], None] | None = None) -> D
         progress: Called with the number of bytes of each read.
 
     Raises:
-        OverlayError: As ``file_digest``.
+        OverlayError: The file cannot be read (``formats.local``).
     """
     with open_file(path) as (descriptor, _):
         return descriptor_digests(descriptor, progress)
@@ -149,17 +137,16 @@ def descriptor_digests(
     return Digests(sha256.digest(), xxh3.digest())
 
 
-def block_digest(path: Path, number: int) -> bytes:
-    """xxh3_128 of one block of a file, for ``digest_of_blocks``; blocks of one file may be read on many threads.
+def block_digest(path: Path, start: int, nbytes: int) -> bytes:
+    """xxh3_128 of ``nbytes`` of a file from ``start``, for ``digest_of_blocks``; any thread may read any block.
 
-    Args:
-        number: From 0. A block that the file ends in is short, one behind its end has no byte.
+    Fewer are read where the file ends before.
 
     Raises:
-        OverlayError: As ``file_digest``.
+        OverlayError: As ``file_digests``.
     """
     block, buffer = xxhash.xxh3_128(), _buffer()
-    start, end = number * BLOCK, (number + 1) * BLOCK
+    end = start + nbytes
     # A descriptor of its own: the kernel reads ahead by descriptor, and gives that up where threads share one.
     with open_file(path) as (descriptor, _):
         while start < end and (count := os.preadv(descriptor, [buffer[: end - start]], start)):

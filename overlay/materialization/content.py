@@ -1,8 +1,8 @@
 """Reading every byte of a materialization, on all cores and at the speed of the disk.
 
-A file whose xxh3_128 is known is read block by block on any thread, also a single large one. What the record knows by
-sha256 alone is read so too, where this cache has once seen both digests of the same bytes; else by sha256, one thread
-a file, and both are remembered then.
+A file whose xxh3_128 is known, whole or by its tensors, is read block by block on any thread, also a single large one.
+What the record knows by sha256 alone is read so too, where this cache has once seen both digests of the same bytes;
+else by sha256, one thread a file, and both are remembered then.
 """
 
 from __future__ import annotations
@@ -10,10 +10,20 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from overlay.errors import OverlayError
-from overlay.fingerprint import BLOCK, BlockHasher, block_digest, digest_of_blocks, file_digests
+from overlay.fingerprint import (
+    block_digest,
+    blocks_of,
+    digest_of_blocks,
+    digest_of_parts,
+    file_digests,
+    parse_digest,
+    part_digest,
+    parts_of,
+)
 from overlay.formats.header import read_header
 from overlay.formats.wording import counted
 
@@ -24,9 +34,8 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo
     from overlay.materialization.record import RecordedFile, RecordedTensor
 
-__all__ = ["Problem", "content_problems", "tensor_digest"]
+__all__ = ["Problem", "content_problems"]
 
-_CHUNK = 2**20
 _MOST_THREADS = 16
 
 
@@ -92,7 +101,7 @@ def content_problems(
 
 
 def _fast_digest(file: RecordedFile, memo: DigestMemo | None) -> str | None:
-    if file.algorithm == "xxh3_128":
+    if file.algorithm != "sha256":
         return file.digest
     return memo.xxh3_of(file.digest) if memo is not None else None
 
@@ -110,13 +119,25 @@ def _start(
         whole = pool.submit(_sha256, file, path, memo, update)
         return _Reading(file, path, file.digest, whole.result)
 
-    def block(number: int) -> bytes:
-        digest = block_digest(path, number)
-        update(min(BLOCK, file.size - number * BLOCK))
+    def block(start: int, nbytes: int) -> bytes:
+        digest = block_digest(path, start, nbytes)
+        update(nbytes)
         return digest
 
-    blocks = [pool.submit(block, number) for number in range(-(-file.size // BLOCK))]
-    return _Reading(file, path, fast, lambda: digest_of_blocks(block.result() for block in blocks))
+    algorithm = parse_digest(fast)[0]
+    try:
+        parts = [[pool.submit(block, *block_) for block_ in blocks_of(part)] for part in parts_of(path, algorithm)]
+    except OverlayError as error:
+        return _Reading(file, path, fast, partial(_fail, error))
+
+    def found() -> str:
+        return digest_of_parts(algorithm, [digest_of_blocks(block.result() for block in part) for part in parts])
+
+    return _Reading(file, path, fast, found)
+
+
+def _fail(error: OverlayError) -> str:
+    raise error
 
 
 def _sha256(file: RecordedFile, path: Path, memo: DigestMemo, update: Callable[[int], None]) -> str:
@@ -158,18 +179,7 @@ def _differing_tensors(path: Path, recorded: Sequence[RecordedTensor]) -> tuple[
             for name, item in expected.items()
             if (info := header.tensors.get(name)) is None
             or (info.dtype, info.shape) != (item.dtype, item.shape)
-            or tensor_digest(path, header.offset(name), info.nbytes) != item.digest
+            or part_digest(path, (header.offset(name), info.nbytes)) != item.digest
         )
     except (OSError, OverlayError):
         return ()
-
-
-def tensor_digest(path: Path, offset: int, nbytes: int) -> str:
-    """Digest of one tensor's bytes, the same whatever file they are in."""
-    hasher = BlockHasher()
-    with path.open("rb", buffering=0) as file:
-        file.seek(offset)
-        while nbytes > 0 and (chunk := file.read(min(_CHUNK, nbytes))):
-            hasher.update(chunk)
-            nbytes -= len(chunk)
-    return hasher.digest()

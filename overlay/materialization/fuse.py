@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from overlay.cache.disk import fsync
 from overlay.cache.links import ways
 from overlay.errors import InvalidUsage, NotHere
-from overlay.fingerprint import DigestMemo, file_digest, safetensors_digest
+from overlay.fingerprint import DigestMemo, file_digest, part_digest, safetensors_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
 from overlay.formats.local import file_stat
 from overlay.materialization.build import Builder, require_device, start_engine
-from overlay.materialization.content import tensor_digest
 from overlay.materialization.inputs import input_changed
 from overlay.materialization.out_folder import new_folder, require_new
 from overlay.materialization.record import RECORD_NAME, record_bytes
@@ -183,7 +182,7 @@ class _Sources:
         """Digest of a base shard whose tensors a build has read; only its header is read here."""
         header = self.base.files.header(path)
         before = {tensor.name: tensor.source_digest or "" for tensor in built.tensors}
-        start = tensor_digest(self.folder / path, 0, header.data_start)
+        start = part_digest(self.folder / path, (0, header.data_start))
         return safetensors_digest(start, [before[name] for name in header.tensors])
 
     def require_unchanged(self, plan: Plan) -> None:

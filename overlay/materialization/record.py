@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, NotHere, OverlayError
 from overlay.fingerprint import action_key, parse_digest
@@ -63,9 +63,9 @@ class RecordedFile:
     tensors: tuple[RecordedTensor, ...] | None = None
 
     @property
-    def algorithm(self) -> Literal["xxh3_128", "sha256"]:
-        """What its digest was taken by."""
-        return "sha256" if self.digest.startswith("sha256:") else "xxh3_128"
+    def algorithm(self) -> str:
+        """What its digest was taken by: xxh3_128, safetensors_xxh3_128 or sha256."""
+        return parse_digest(self.digest)[0]
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in a record."""

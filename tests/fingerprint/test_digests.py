@@ -127,10 +127,10 @@ def test_blocks_read_apart_equal_the_file(tmp_path: Path, size: int) -> None:
     numbers = range(-(-size // BLOCK))
 
     with ThreadPoolExecutor(3) as pool:
-        backwards = list(pool.map(lambda number: block_digest(path, number), reversed(numbers)))
+        backwards = list(pool.map(lambda number: block_digest(path, number * BLOCK, BLOCK), reversed(numbers)))
 
     assert digest_of_blocks(reversed(backwards)) == _oracle(data, BLOCK)
-    assert block_digest(path, len(numbers) + 1) == xxhash.xxh3_128_digest(b"")
+    assert block_digest(path, (len(numbers) + 1) * BLOCK, BLOCK) == xxhash.xxh3_128_digest(b"")
     assert file_digests(path) == Digests(bytes_digest(data, "sha256"), _oracle(data, BLOCK))
 
 
@@ -172,7 +172,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(NotHere, match="none: no such file"):
         file_digests(tmp_path / "none")
     with pytest.raises(BrokenInput, match="link to gone"):
-        block_digest(tmp_path / "link", 0)
+        block_digest(tmp_path / "link", 0, BLOCK)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_failure_of_the_caller_ends_the_reading(tmp_path: Path, monkeypatch: p
     sparse(tmp_path, 20 * BLOCK)
     read: list[int] = []
     real = content.block_digest
-    monkeypatch.setattr(content, "block_digest", lambda path, number: (read.append(number), real(path, number))[1])
+    monkeypatch.setattr(content, "block_digest", lambda path, start, nbytes: (read.append(number), real(path, number))[1])
 
     @contextmanager
     def phase(_label: str, _total: int) -> Any:
