@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from overlay.errors import OverlayError
+from overlay.errors import BrokenInput, OverlayError
 from overlay.fingerprint import (
     block_digest,
     blocks_of,
@@ -128,7 +128,7 @@ def _start(
     try:
         parts = [[pool.submit(block, *block_) for block_ in blocks_of(part)] for part in parts_of(path, algorithm)]
     except OverlayError as error:
-        return _Reading(file, path, fast, partial(_fail, error))
+        return _Reading(file, path, fast, partial(_without_parts, error))
 
     def found() -> str:
         return digest_of_parts(algorithm, [digest_of_blocks(block.result() for block in part) for part in parts])
@@ -136,8 +136,11 @@ def _start(
     return _Reading(file, path, fast, found)
 
 
-def _fail(error: OverlayError) -> str:
-    raise error
+def _without_parts(error: OverlayError) -> str:
+    """What is told as the digest of a file whose header makes no sense; one that cannot be read is no damage."""
+    if error.code == "unreadable" or not isinstance(error, BrokenInput):
+        raise error
+    return f"none ({error.message})"
 
 
 def _sha256(file: RecordedFile, path: Path, memo: DigestMemo, update: Callable[[int], None]) -> str:

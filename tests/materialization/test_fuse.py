@@ -235,8 +235,8 @@ def test_the_record_names_every_input_with_its_digest_and_no_folder(base: Path, 
         (item["repo"], item["path"]): (item["role"], item["digest"].partition(":")[0]) for item in record["inputs"]
     }
     assert roles == {
-        ("base:base", "a.safetensors"): ("base", "xxh3_128"),
-        ("base:base", "b.safetensors"): ("base", "xxh3_128"),
+        ("base:base", "a.safetensors"): ("base", "safetensors_xxh3_128"),
+        ("base:base", "b.safetensors"): ("base", "safetensors_xxh3_128"),
         ("base:base", "c.safetensors"): ("base", "xxh3_128"),
         ("base:base", INDEX): ("base", "xxh3_128"),
         ("adapter1:adapter", "adapter_model.safetensors"): ("adapter", "sha256"),

@@ -166,9 +166,9 @@ def test_one_large_file_is_read_by_several_threads(tmp_path: Path, monkeypatch: 
     meeting = threading.Barrier(4, timeout=20)
     real = content.block_digest
 
-    def meet(path: Path, number: int) -> bytes:
+    def meet(path: Path, start: int, nbytes: int) -> bytes:
         meeting.wait()
-        return real(path, number)
+        return real(path, start, nbytes)
 
     monkeypatch.setattr(content, "block_digest", meet)
     found = verify(tmp_path, jobs=4)
@@ -213,9 +213,9 @@ def test_a_failure_of_the_caller_ends_the_reading(tmp_path: Path, monkeypatch: p
     from contextlib import contextmanager
 
     sparse(tmp_path, 20 * BLOCK)
-    read: list[int] = []
+    read: list[Any] = []
     real = content.block_digest
-    monkeypatch.setattr(content, "block_digest", lambda path, start, nbytes: (read.append(number), real(path, number))[1])
+    monkeypatch.setattr(content, "block_digest", lambda *block: (read.append(block), real(*block))[1])
 
     @contextmanager
     def phase(_label: str, _total: int) -> Any:
