@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +13,13 @@ from support.hubs import client_of
 from support.models import VDN, vdn_registry
 from support.published_rule import files_of, published_tree
 
-from overlay.demo.revisions import bump_alpha, bump_readme, bump_rename
+from overlay.demo.revisions import bump_rename
 from overlay.errors import BrokenInput, CannotWrite
 from overlay.materialization import inputs as inputs_module
 from overlay.materialization import survey as survey_module
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.request import Options
-from overlay.materialization.survey import Counters
 from overlay.materialization.verify import verify
 
 if TYPE_CHECKING:
@@ -169,31 +167,6 @@ def test_everything_cached_and_pinned_builds_offline_without_a_request(online: O
     assert done.result == "built"
     assert done.counters.downloaded == 0
     assert online.server.requests == []
-
-
-def test_a_bump_that_changes_no_weight_downloads_no_payload(online: Online) -> None:
-    """Listings and small files only, even where the Hub's cache is gone meanwhile."""
-    materialize(VDN, online.options())
-    bumped = bump_readme(online.hub)
-    with HubServer(online.hub.root) as again:  # it lists what is there when it starts
-        online.server.content = again.content
-    shutil.rmtree(online.folder / "hf/hub")
-    online.server.forget()
-    done = materialize(VDN, online.options(bumped))
-    assert (done.result, done.counters) == ("reused", Counters())
-    assert online.server.payload() == 0
-
-
-def test_a_bump_of_alpha_needs_only_the_weights_that_it_reads(online: Online) -> None:
-    """The shards are fused again from what the Hub's cache holds."""
-    materialize(VDN, online.options())
-    bumped = bump_alpha(online.hub, 4.0)
-    with HubServer(online.hub.root) as again:
-        online.server.content = again.content
-    planned = plan(VDN, online.options(bumped)).counters
-    done = materialize(VDN, online.options(bumped))
-    assert done.result == "built"
-    assert done.counters == planned
 
 
 @pytest.mark.parametrize("path", [BRANCH, "h3-base/transformer/diffusion_pytorch_model-00002-of-00003.safetensors"])
