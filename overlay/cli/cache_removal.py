@@ -153,6 +153,8 @@ def _text(done: Removed) -> Iterator[str]:
     yield from columns([[path] for path in (*done.locations, *done.trees)])
     if done.kept:
         yield "kept"
-        yield from columns(
-            [[counted(kept.count, kept.what), format_bytes(kept.size), _WHY[kept.why]] for kept in done.kept]
-        )
+        yield from columns([[_what(kept), format_bytes(kept.size), _WHY[kept.why]] for kept in done.kept])
+
+
+def _what(kept: KeptHere) -> str:
+    return counted(kept.count, "tree" if kept.what == "tree" else "unused object")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import shlex
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "lease", "present", "reading", "timed_lease"]
 
 _ATTEMPTS = 9
-_MAY_NOT_WRITE = {errno.errorcode[code] for code in (errno.EROFS, errno.EACCES, errno.EPERM)}
+_MAY_NOT_WRITE = ("read-only", "not-permitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +132,7 @@ def _held(cache: Cache, tree: Path, believed: float) -> Iterator[Reading]:
         try:
             found = Reading(tree, stack.enter_context(hold(cache.root, tree.name, believed=believed)))
         except CannotWrite as error:
-            if error.data.get("errno") not in _MAY_NOT_WRITE:
+            if error.code not in _MAY_NOT_WRITE:
                 raise
             note = f"no lease: {error.message}; whoever may write there can collect {tree.name}"
             found = Reading(tree, None, note)

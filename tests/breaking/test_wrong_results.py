@@ -133,14 +133,14 @@ def test_an_action_entry_that_cannot_be_of_this_file_is_not_believed(
 def test_a_tree_that_is_removed_before_its_location_is_swung_is_no_success(
     world: tuple[HubFolder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`cache rm` at the wrong moment: the run does not claim a directory that is gone, and the next one makes it."""
+    """`cache rm --leased` at the wrong moment: the run claims no directory that is gone; the next one makes it."""
     root = copy_root(world[1], tmp_path / "root")
     [location] = (root / "materialized_models").iterdir()
     location.unlink()
     swing = Cache.swing_location
 
     def remove_and_swing(cache: Cache, name: str, tree: str) -> Path:
-        rm(cache.root, [tree])
+        rm(cache.root, [tree], leased=True)
         return swing(cache, name, tree)
 
     with monkeypatch.context() as patch:

@@ -33,7 +33,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheRoot:
 
 
 def test_a_pin_keeps_its_tree(root: CacheRoot) -> None:
-    """A pinned tree stays whatever the limit, and the report says so; who, when and why can be read; unpinned it goes."""
+    """A pinned tree stays whatever the limit, which is said; who, when and why can be read; unpinned it goes."""
     pin(root, TREE, "the demo")
 
     removal = gc(root, max_size=0, max_age=0)
