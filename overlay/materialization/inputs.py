@@ -126,8 +126,8 @@ class Checks:
 
     def is_done(self, source: Input) -> bool:
         """Whether this input was read to its end, or need not be."""
-        result = self._results.get((source.repo, source.path))
-        return result is None or result.done()
+        check = self._results.get((source.repo, source.path))
+        return check is None or check[0].done()
 
 
 def _identity(path: Path) -> tuple[int, ...]:
