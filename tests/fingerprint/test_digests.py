@@ -142,7 +142,7 @@ def test_a_filesystem_that_reads_short_gives_the_same_blocks(tmp_path: Path, mon
     read = os.preadv
     monkeypatch.setattr(digests.os, "preadv", lambda fd, buffers, at: read(fd, [buffers[0][:300_001]], at))
 
-    assert digest_of_blocks([block_digest(path, 0), block_digest(path, 1)]) == _oracle(data, BLOCK)
+    assert digest_of_blocks([block_digest(path, 0, BLOCK), block_digest(path, BLOCK, BLOCK)]) == _oracle(data, BLOCK)
 
 
 @pytest.mark.parametrize("algorithm", ["xxh3_128", "sha256"])
