@@ -84,7 +84,7 @@ def _no_preflight() -> None:
 
 
 def _kind(operation: str) -> str:
-    return re.sub(r"\S*/\S*|[\w-]*\d[\w.-]*|\S+\.(json|safetensors|md|jinja|txt)\b", "…", operation)
+    return re.sub(r"(?<!\S)/\S+|[\w.-]*\d[\w.-]*|\S+\.(json|safetensors|md|jinja|txt)\b", "…", operation)
 
 
 def reflink_rounds(world: World, folder: Path) -> list[PlaceRound]:

@@ -68,7 +68,7 @@ def room(world: World, folder: Path, args: argparse.Namespace) -> list[Any]:
         say("room: not run, may not mount here")
         return []
     limits = [f"size={kilobytes}k" for kilobytes in range(256, args.largest, args.stride)]
-    limits += [f"nr_inodes={count}" for count in range(4, 140, 3)]
+    limits += [f"nr_inodes={count}" for count in range(4, 270, 5)]
     found = []
     for number, limit in enumerate(limits):
         found.append(full_disk_round(world, folder / f"disk-{number}", limit))
