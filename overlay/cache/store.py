@@ -204,6 +204,9 @@ class Cache:
             except FileNotFoundError as error:
                 message = f"{source}: the object was removed meanwhile"
                 raise TryAgain(message, code="object-gone", where=str(source)) from error
+            note = f"{self.root.path}: no hardlinks here, so the tree takes the room of its weights once more"
+            if how == "copy" and dest.suffix == ".safetensors" and note not in self.notes:
+                self.notes.append(note)
             return LinkResult(how, dest.stat().st_size, dest)
 
     def drop_object(self, digest: str) -> None:

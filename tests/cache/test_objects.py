@@ -308,6 +308,8 @@ def test_placing_falls_back_to_a_copy(cache: Cache, monkeypatch: pytest.MonkeyPa
 
         assert placed.how == "copy"
         assert placed.path.read_bytes() == DATA
+        cache.place_file(path, folder / "tree" / "n.safetensors", small=False)
+    assert cache.notes == [f"{cache.root.path}: no hardlinks here, so the tree takes the room of its weights once more"]
 
 
 def test_an_object_that_vanishes_means_again(cache: Cache) -> None:
