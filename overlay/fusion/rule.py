@@ -64,7 +64,8 @@ def combine(weight: torch.Tensor, factors: Sequence[Factors], rule: str, product
         False, with ``weight`` untouched, where a finite value would become NaN or infinite.
     """
     total = _openvdn(weight, factors, products) if rule == "openvdn" else _fp32_once(weight, factors, products)
-    if all_finite(total, torch.finfo(weight.dtype).max):
+    limit = torch.finfo(weight.dtype).max
+    if _surely_finite(total, limit) or all_finite(total, limit):
         weight.copy_(total)
         return True
     rounded = total.to(weight.dtype)
@@ -76,15 +77,21 @@ def combine(weight: torch.Tensor, factors: Sequence[Factors], rule: str, product
 
 
 def all_finite(values: torch.Tensor, limit: float) -> bool:
-    """Whether every magnitude is at most ``limit``; NaN is not. ``values`` is not empty."""
-    if values.device.type == "cpu" and values.dtype in (torch.float32, torch.float64):
-        # No magnitude exceeds the root of the sum of the squares, NaN and infinity stay in it, and it is the quickest
-        # of all passes over memory. The margin is far more than its rounding.
-        flat = values.reshape(-1)
-        if float(torch.dot(flat, flat)) < (limit / 2) ** 2:
-            return True
+    """Whether every magnitude is at most ``limit``; NaN is not. One pass over ``values`` (not empty)."""
     low, high = torch.aminmax(values)
     return bool(low >= -limit) and bool(high <= limit)
+
+
+def _surely_finite(total: torch.Tensor, limit: float) -> bool:
+    """The same by the quickest pass over memory that there is, where it can tell.
+
+    No magnitude exceeds the root of the sum of the squares, and NaN and infinity stay in it; the margin is far more
+    than its rounding.
+    """
+    if total.device.type != "cpu" or total.dtype != torch.float32:
+        return False
+    flat = total.view(-1)
+    return float(torch.dot(flat, flat)) < (limit / 2) ** 2
 
 
 def _fp32_once(weight: torch.Tensor, factors: Sequence[Factors], products: Products) -> torch.Tensor:
