@@ -3,8 +3,8 @@
     python tools/bench_fuse.py --blocks 1 3 6 --device cpu cuda --rounds 5 --work /scratch --out results/fuse.json
 
 A round runs every contender on every size, one after the other, in an order that changes with the round. Before each
-run the source is read once, outside the time, so that it is in the page cache whatever the run before dropped; every
-output is synced inside the time and then removed. Ratios are taken within a round; their median is what to quote.
+run the source is read once, outside the time, so that it is in the page cache whatever the run before dropped (with
+``--source`` on a tmpfs it always is, and nothing waits for the disk); every output is synced inside the time and then removed. Ratios are taken within a round; their median is what to quote.
 
 Contenders:
 
@@ -209,18 +209,23 @@ def main() -> None:
     parser.add_argument("--device", nargs="+", choices=DEVICES, default=["cpu"], help="devices of the fuse")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints and outputs")
+    parser.add_argument("--work", type=Path, required=True, help="folder for outputs, on the disk that is measured")
+    parser.add_argument("--source", type=Path, help="folder for checkpoints: a tmpfs saves reading them from the disk")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     choices = parser.parse_args()
     if min(choices.blocks) < 1:
         parser.error("--blocks: at least 1 expected")
 
-    sources = [write_source(choices.work / f"source-{blocks}", blocks) for blocks in (0, *choices.blocks)]
+    folder = choices.source or choices.work
+    folder.mkdir(parents=True, exist_ok=True)
+    choices.work.mkdir(parents=True, exist_ok=True)
+    sources = [write_source(folder / f"source-{blocks}", blocks) for blocks in (0, *choices.blocks)]
     bench = Bench(sources, choices.contenders, choices.device, choices.work / "bench-out")
     head = {
         "schema_version": 2,
         "machine": machine(),
         "filesystem": filesystem(choices.work),
+        "source_filesystem": filesystem(folder),
         "arguments": sys.argv[1:],
     }
     choices.out.parent.mkdir(parents=True, exist_ok=True)
