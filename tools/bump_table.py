@@ -158,15 +158,11 @@ def _wall(words: Sequence[str]) -> float:
 
 def show(rows: list[dict[str, object]]) -> None:
     """Print the table."""
-    print(
-        f"{'bump':50}{'downloaded':>12}{'read':>9}{'written':>9}{'linked':>9}{'work':>10}{'whole':>10}{'cpu':>10}  result"
-    )
+    moved, seconds = ("downloaded", "read", "written", "linked"), ("work", "whole", "cpu")
+    print(f"{'GB and seconds':50}" + "".join(f"{name:>12}" for name in (*moved, *seconds)) + "  result")
     for row in rows:
-        moved = (f"{float(str(row[name])) / GB:.3f}" for name in ("downloaded", "read", "written", "linked"))
-        print(
-            "{:50}{:>12}{:>9}{:>9}{:>9}".format(row["bump"], *moved)
-            + f"{row['work']:>8} s{row['whole']:>8} s{row['cpu']:>8} s  {row['result']}"
-        )
+        figures = [float(str(row[name])) / GB for name in moved] + [float(str(row[name])) for name in seconds]
+        print(f"{row['bump']:50}" + "".join(f"{figure:12.3f}" for figure in figures) + f"  {row['result']}")
 
 
 def main() -> None:
