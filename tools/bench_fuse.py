@@ -4,7 +4,8 @@
 
 A round runs every contender on every size, one after the other, in an order that changes with the round. Before each
 run the source is read once, outside the time, so that it is in the page cache whatever the run before dropped (with
-``--source`` on a tmpfs it always is, and nothing waits for the disk); every output is synced inside the time and then removed. Ratios are taken within a round; their median is what to quote.
+``--source`` on a tmpfs it always is, and nothing waits for the disk). Every output is synced inside the time and then
+removed. Ratios are taken within a round; their median is what to quote.
 
 Contenders:
 
