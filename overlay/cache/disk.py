@@ -158,14 +158,15 @@ def make_folder(path: Path, root: CacheRoot, *, durable: bool) -> None:
         return
     if path != root.path:
         make_folder(path.parent, root, durable=durable)
-        with suppress(FileExistsError):
+        with writing(root, f"mkdir {path}"), suppress(FileExistsError):
             path.mkdir()
-            share_with_group(path, root)
-            if durable:
-                with writing(root, f"fsync {path.parent}"):
-                    fsync(path.parent)
+        share_with_group(path, root)
+        if durable:
+            with writing(root, f"fsync {path.parent}"):
+                fsync(path.parent)
     else:
-        path.mkdir(parents=True, exist_ok=True)
+        with writing(root, f"mkdir {path}"):
+            path.mkdir(parents=True, exist_ok=True)
 
 
 def share_with_group(path: Path, root: CacheRoot) -> None:

@@ -67,11 +67,10 @@ class Cache:
         """
         place = CacheRoot(root.absolute(), decided_by)
         if not has_layout(place) and create:
-            with writing(place, "mkdir of the cache root"):
-                make_folder(place.locations, place, durable=True)
-                trees.try_publishing(place)
-                write_atomically(place.own / "CACHEDIR.TAG", _TAG, place, durable=True)
-                write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place, durable=True)
+            make_folder(place.locations, place, durable=True)
+            trees.try_publishing(place)
+            write_atomically(place.own / "CACHEDIR.TAG", _TAG, place, durable=True)
+            write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place, durable=True)
         return cls(place)
 
     def require_room(self, needed: int) -> None:
@@ -126,8 +125,7 @@ class Cache:
             size = staged.stat().st_size
             share_with_group(staged, self.root)
             fsync(staged)
-        with writing(self.root, "mkdir in objects"):
-            make_folder(target.parent, self.root, durable=True)
+        make_folder(target.parent, self.root, durable=True)
         with writing(self.root, "rename into objects"):
             # A link never replaces, so of two equal files the first keeps its inode and trees share it.
             with suppress(OSError):

@@ -66,7 +66,7 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
     target = root.tree(name)
     with writing(root, f"fsync tree {name}"):
         _settle(root, staged)
-        make_folder(root.trees, root, durable=True)
+    make_folder(root.trees, root, durable=True)
     if _move_in(root, staged, target):
         return Published(target, "built")
     if _is_sound(target, verify):
@@ -154,8 +154,7 @@ def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
         CannotWrite: As :func:`check_location`, or the filesystem refused.
     """
     location, wanted = root.location(name), _link_text(root.tree(tree).name)
-    with writing(root, "mkdir materialized_models"):
-        make_folder(root.locations, root, durable=True)
+    make_folder(root.locations, root, durable=True)
     check_location(root, name)
     if _current(location) == wanted:
         return location
