@@ -225,7 +225,7 @@ def test_who_may_not_write_takes_no_lease(plain_folder: Path) -> None:
     (plain_folder / "root/.overlay").chmod(0o755)
 
     def work() -> str:
-        with pytest.raises(CannotWrite, match=r"mkdir .*/leases") as caught, hold(CacheRoot(plain_folder / "root"), TREE):
+        with pytest.raises(CannotWrite, match="/leases") as caught, hold(CacheRoot(plain_folder / "root"), TREE):
             pass
         return str(caught.value.data["errno"])
 
