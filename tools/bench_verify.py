@@ -1,7 +1,7 @@
 """How fast `overlay verify` reads, against dd on the same files in the same minute.
 
-A tree in a cache root is made of random bytes: large files, the first half of them known by xxh3_128 as fused files
-are, the others by sha256 as files taken over from the Hub. Each round reads them from the page cache and from the disk:
+A tree in a cache root is made of random bytes: large files, the first half of them known by the fast digest as files
+written here are, the others by sha256 as files taken over from the Hub. Each round reads them from the page cache and from the disk:
 by dd, one file after another and all at once, and by verify. CPU time is of all threads; where a machine is shared, it
 tells more than the wall clock. What was made is removed in the end.
 
@@ -56,9 +56,7 @@ def make_tree(root: Path, size: int) -> tuple[Path, list[Path]]:
             for _ in range(max(1, size // FILES // 2**24)):
                 file.write(os.urandom(2**24))
         algorithm = "xxh3_128" if number < FILES // 2 else "sha256"
-        outputs.append(
-            {"path": path.name, "size": path.stat().st_size, "digest": file_digest(path, algorithm)}  # type: ignore[arg-type]  # one of the two
-        )
+        outputs.append({"path": path.name, "size": path.stat().st_size, "digest": file_digest(path, algorithm)})
     (tree / RECORD_NAME).write_text(json.dumps({"schema_version": 1, "outputs": outputs}), encoding="utf-8")
     os.sync()
     return tree, [tree / str(item["path"]) for item in outputs]

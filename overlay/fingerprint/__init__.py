@@ -5,9 +5,7 @@ from __future__ import annotations
 from overlay.fingerprint.actions import action_key
 from overlay.fingerprint.digests import (
     BLOCK,
-    Algorithm,
     BlockHasher,
-    Buffer,
     Digests,
     block_digest,
     bytes_digest,
@@ -24,9 +22,7 @@ from overlay.fingerprint.tensors import Span, TensorHasher
 
 __all__ = [
     "BLOCK",
-    "Algorithm",
     "BlockHasher",
-    "Buffer",
     "DigestMemo",
     "Digests",
     "Span",

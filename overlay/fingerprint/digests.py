@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import xxhash
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK",
-    "Algorithm",
     "BlockHasher",
     "Buffer",
     "Digests",
@@ -43,8 +42,6 @@ BLOCK = 16 * 2**20
 """Bytes of one block of a two-level xxh3_128 fingerprint."""
 
 Buffer = bytes | bytearray | memoryview
-
-Algorithm = Literal["xxh3_128", "sha256"]
 
 _BUFFER = 2**19  # stays in the processor's cache between read and hash
 _of_thread = threading.local()
@@ -84,23 +81,6 @@ class BlockHasher:
         self._room = BLOCK
 
 
-class _Sha256:
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def update(self, data: Buffer) -> None:
-        self._hash.update(data)
-
-    def digest(self) -> str:
-        return f"sha256:{self._hash.hexdigest()}"
-
-
-class _Hasher(Protocol):
-    def update(self, data: Buffer) -> None: ...
-
-    def digest(self) -> str: ...
-
-
 class Digests(NamedTuple):
     """Both fingerprints of one content."""
 
@@ -132,9 +112,16 @@ def descriptor_digests(
         progress: Called with the number of bytes of each read.
         see: Called with these bytes, which are the next read's as soon as it returns.
     """
-    sha256, xxh3 = _Sha256(), BlockHasher()
-    _feed(descriptor, [sha256.update, xxh3.update, *([see] if see else [])], progress)
-    return Digests(sha256.digest(), xxh3.digest())
+    sha256, xxh3, buffer = hashlib.sha256(), BlockHasher(), _buffer()
+    while count := os.readv(descriptor, [buffer]):
+        piece = buffer[:count]
+        sha256.update(piece)
+        xxh3.update(piece)
+        if see:
+            see(piece)
+        if progress:
+            progress(count)
+    return Digests(f"sha256:{sha256.hexdigest()}", xxh3.digest())
 
 
 def block_digest(path: Path, start: int, nbytes: int) -> bytes:
@@ -163,17 +150,6 @@ def digest_of_blocks(blocks: Iterable[bytes]) -> str:
     return f"xxh3_128:{whole.hexdigest()}"
 
 
-def _feed(
-    descriptor: int, takers: Iterable[Callable[[memoryview], None]], progress: Callable[[int], None] | None
-) -> None:
-    buffer = _buffer()
-    while count := os.readv(descriptor, [buffer]):
-        for take in takers:
-            take(buffer[:count])
-        if progress:
-            progress(count)
-
-
 def _buffer() -> memoryview:
     """This thread's buffer: made once, because the kernel would have to clear a new one each time."""
     try:
@@ -183,9 +159,11 @@ def _buffer() -> memoryview:
     return found
 
 
-def bytes_digest(data: Buffer, algorithm: Algorithm) -> str:
+def bytes_digest(data: Buffer, algorithm: Literal["xxh3_128", "sha256"]) -> str:
     """Fingerprint of bytes in memory; the same as ``file_digest`` of a file that holds them."""
-    hasher = _hasher(algorithm)
+    if algorithm == "sha256":
+        return f"sha256:{hashlib.sha256(data).hexdigest()}"
+    hasher = BlockHasher()
     hasher.update(data)
     return hasher.digest()
 
@@ -227,7 +205,3 @@ def parse_digest(text: str) -> tuple[str, str]:
             digest=text,
         )
     return match[1], match[2]
-
-
-def _hasher(algorithm: Algorithm) -> _Hasher:
-    return BlockHasher() if algorithm == "xxh3_128" else _Sha256()
