@@ -36,12 +36,14 @@ class Found:
         factor_action: Key of its factors; None where nothing is fused, or the adapters' tensors are not known.
         entry: What the cache holds, if it does.
         why: In words, why that is this output.
+        unlearned: Adapters whose tensors are to be known before it can be told whether the cache holds it.
     """
 
     action: str | None = None
     factor_action: str | None = None
     entry: RecordedFile | None = None
     why: str = ""
+    unlearned: tuple[Input, ...] = ()
 
 
 class Lookup:
@@ -50,27 +52,23 @@ class Lookup:
     Args:
         rule: The plan's.
         tensors: Digests of the adapters' tensors, as far as they are known.
-
-    Attributes:
-        unlearned: By output path, the adapters whose tensors are to be known before it can be told whether the cache
-            holds that output.
     """
 
     def __init__(self, cache: Cache, rule: str, tensors: TensorDigests) -> None:
         self._cache = cache
         self._rule = rule
         self._tensors = tensors
-        self.unlearned: dict[str, tuple[Input, ...]] = {}
 
     def written(self, output: SafetensorsFile, layout: Layout) -> Found:
         """Look up a file that is written here."""
         action = action_of(output, self._rule)
         if (held := self._find(output, layout, action)) is not None:
             return Found(action, None, held[0], _SAME_INPUTS)
-        factor_action = self._factor_action(output)
+        known, unlearned = self._factors(output)
+        factor_action = factor_action_of(output, self._rule, known) if known and not unlearned else None
         if (held := self._find(output, layout, factor_action)) is not None:
             return Found(action, factor_action, held[0], _why(output, held[1]))
-        return Found(action, factor_action)
+        return Found(action, factor_action, unlearned=unlearned)
 
     def carried(self, output: CarriedFile, repo: Repo) -> Found:
         """Look up a file that is taken over from ``repo``."""
@@ -96,20 +94,17 @@ class Lookup:
             return None
         return entry, held
 
-    def _factor_action(self, output: SafetensorsFile) -> str | None:
+    def _factors(self, output: SafetensorsFile) -> tuple[dict[Range, str], tuple[Input, ...]]:
+        """Digests of an output's factors, as far as they are known, and the adapters of the others."""
         factors = factors_of(output)
-        if not factors or not all(factor.input.digest.startswith("sha256:") for factor in factors):
-            return None  # what the Hub names by a git blob is small, and not worth a second look
+        if not all(factor.input.digest.startswith("sha256:") for factor in factors):
+            return {}, ()  # what the Hub names by a git blob is small, and not worth a second look
         known: dict[Range, str] = {}
         for factor in factors:
             digest = self._tensors.of(factor.input.digest).get((factor.offset, factor.nbytes))
             if digest is not None:
                 known[factor] = digest
-        unlearned = tuple(dict.fromkeys(factor.input for factor in factors if factor not in known))
-        if unlearned:
-            self.unlearned[output.path] = unlearned
-            return None
-        return factor_action_of(output, self._rule, known)
+        return known, tuple(dict.fromkeys(factor.input for factor in factors if factor not in known))
 
     def _carried_before(self, action: str | None, source: Input) -> str | None:
         held = self._cache.find_action(action) if action else None

@@ -18,7 +18,7 @@ from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Safe
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from overlay.cache import Cache, LinkMode
     from overlay.cache.tensors import TensorDigests
@@ -144,7 +144,8 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode, 
     wanted = [source for step in steps if step.moves_bytes for source in inputs_of(step.output)]
     distinct = {(i.repo, i.path): i for i in wanted}
     missing = tuple(i for i in distinct.values() if repos[i.repo].local(i.path) is None)
-    unlearned = tuple(dict.fromkeys(source for sources in lookup.unlearned.values() for source in sources))
+    undecided = [step for step in steps if step.found.unlearned]
+    unlearned = tuple(dict.fromkeys(source for step in undecided for source in step.found.unlearned))
     # What was never learned here was never the key of an object here.
     is_most = bool(unlearned) and not tensors.is_empty()
     return Work(
@@ -154,15 +155,15 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode, 
         counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
         sum(step.size for step in steps if step.how in ("build", "copy", "generate")) + room_for(missing, repos, cache),
         unlearned,
-        (*links.notes(), *([_at_most(lookup.unlearned, unlearned)] if is_most else [])),
+        (*links.notes(), *([_at_most(undecided, unlearned)] if is_most else [])),
         is_most,
     )
 
 
-def _at_most(outputs: Collection[str], unlearned: Sequence[Input]) -> str:
+def _at_most(undecided: Sequence[Step], unlearned: Sequence[Input]) -> str:
     adapters = " and ".join(source.path for source in unlearned)
     verb = "is" if len(unlearned) == 1 else "are"
-    return f"at most: which of {counted(len(outputs), 'shard')} change is known once {adapters} {verb} read"
+    return f"at most: which of {counted(len(undecided), 'shard')} change is known once {adapters} {verb} read"
 
 
 def downloading_counters(missing: Iterable[Input], repos: Mapping[str, Repo]) -> Counters:

@@ -491,7 +491,7 @@ def test_a_small_adapter_that_the_hub_names_by_a_git_blob_has_one_key(tmp_path: 
     lookup = Lookup(Cache(root), "fp32-once", TensorDigests(root))
     found = lookup.written(SafetensorsFile("x", {}, (tensor,)), canonical_layout([("w", "BF16", (6, 4))], {}))
     assert found.action is not None
-    assert (found.factor_action, found.entry, lookup.unlearned) == (None, None, {})
+    assert (found.factor_action, found.entry, found.unlearned) == (None, None, ())
 
 
 def test_the_record_lists_the_files_whose_digest_is_claimed(built: Built, hub: HubFolder) -> None:
