@@ -1,9 +1,9 @@
 """How fast `overlay verify` reads, against dd on the same files in the same minute.
 
 A tree in a cache root is made of random bytes: large files, the first half of them known by the fast digest as files
-written here are, the others by sha256 as files taken over from the Hub. Each round reads them from the page cache and from the disk:
-by dd, one file after another and all at once, and by verify. CPU time is of all threads; where a machine is shared, it
-tells more than the wall clock. What was made is removed in the end.
+written here are, the others by sha256 as files taken over from the Hub. Each round reads them from the page cache and
+from the disk: by dd, one file after another and all at once, and by verify. CPU time is of all threads; where a machine
+is shared, it tells more than the wall clock. What was made is removed in the end.
 
     python tools/bench_verify.py --gib 8 --rounds 3 --work /scratch --out docs/benchmarks/verify.json
 """

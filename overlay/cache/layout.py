@@ -33,7 +33,7 @@ __all__ = ["LAYOUT_VERSION", "CacheRoot", "checked_name", "choose_root"]
 # Raised by hand whenever an older version of this program would misread the folder.
 LAYOUT_VERSION = 1
 
-_KEY = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+_KEY = re.compile(r"[0-9a-f]{64}")
 _LONGEST_NAME = 255
 
 
@@ -120,12 +120,10 @@ class CacheRoot:
         return self.objects / algorithm / value[:2] / value
 
     def action(self, key: str) -> Path:
-        """Path of an action entry by its key, a sha256."""
-        match = _KEY.fullmatch(key)
-        if match is None:
-            raise BrokenInput(f"not an action key: {key[:100]!r} (expected a sha256)", code="bad-digest")
-        value = match.group(1)
-        return self.actions / value[:2] / f"{value}.json"
+        """Path of an action entry by its key, the hex digits of a sha256."""
+        if _KEY.fullmatch(key) is None:
+            raise BrokenInput(f"not an action key: {key[:100]!r} (expected 64 hex digits)", code="bad-digest")
+        return self.actions / key[:2] / f"{key}.json"
 
     def tree(self, name: str) -> Path:
         """Path of a tree by its name."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused
 
-__all__ = ["OUT_OF_ROOM", "cannot_read", "cannot_write", "errno_name", "meaning_of"]
+__all__ = ["MAY_NOT_WRITE", "OUT_OF_ROOM", "cannot_read", "cannot_write", "errno_name", "meaning_of"]
 
 _LOCAL_DISK = "use a local disk, because this filesystem lacks the operation (overlay doctor tells)"
 _PERMITTED = "run as a user who may write there"
@@ -40,6 +40,9 @@ _WRITING = {
 }
 OUT_OF_ROOM = ("no-room", "quota-exceeded")
 """Codes that mean: something there must go first."""
+
+MAY_NOT_WRITE = ("read-only", "not-permitted")
+"""Codes that mean: this user may not write there, and can still read."""
 
 
 def meaning_of(error: OSError) -> tuple[str, str] | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from overlay.cache.leases import BELIEVED, Lease, hold, lease_for
 from overlay.errors import CannotWrite, NotHere, TryAgain
+from overlay.formats.os_errors import MAY_NOT_WRITE
 from overlay.materialization.request import DEFAULTS, Options, open_cache
 from overlay.materialization.resolve import resolve
 from overlay.planning.rules import DEFAULT_RULE
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["Reading", "lease", "present", "reading", "timed_lease"]
 
 _ATTEMPTS = 9
-_MAY_NOT_WRITE = ("read-only", "not-permitted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _held(cache: Cache, tree: Path, believed: float) -> Iterator[Reading]:
         try:
             found = Reading(tree, stack.enter_context(hold(cache.root, tree.name, believed=believed)))
         except CannotWrite as error:
-            if error.code not in _MAY_NOT_WRITE:
+            if error.code not in MAY_NOT_WRITE:
                 raise
             note = f"no lease: {error.message}; whoever may write there can collect {tree.name}"
             found = Reading(tree, None, note)

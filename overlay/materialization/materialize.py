@@ -13,6 +13,7 @@ from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location
 from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, TryAgain
 from overlay.fingerprint import bytes_digest
+from overlay.formats.os_errors import MAY_NOT_WRITE
 from overlay.materialization import sinks
 from overlay.materialization.build import Builder, Made, start_engine
 from overlay.materialization.inputs import Checks, fetch, hash_ahead
@@ -189,7 +190,7 @@ def _where_one_may(announce: AbstractContextManager[object]) -> Iterator[None]:
         try:
             stack.enter_context(announce)
         except CannotWrite as error:
-            if error.code not in ("read-only", "not-permitted"):
+            if error.code not in MAY_NOT_WRITE:
                 raise
         yield
 
@@ -216,9 +217,7 @@ def _publish(work: Work, made: Made, cache: Cache, identity: Mapping[str, Any], 
             return False
         return record is not None and record.outputs == files and not quick_problems(found, record)
 
-    with _where_one_may(
-        hold(cache.root, name)
-    ):  # so that a tree that is found here stays until its location leads to it
+    with _where_one_may(hold(cache.root, name)):  # what is found here stays until its location leads to it
         if tree.is_dir() and is_sound(tree):
             if work.is_done and cache.location_target(work.plan.location) == tree:
                 result = "present"

@@ -121,7 +121,7 @@ def tree_name(label: str, identity: Mapping[str, Any], outputs: Sequence[Mapping
     Args:
         outputs: As they stand in the record.
     """
-    digest = action_key({**identity, "outputs": list(outputs)}).removeprefix("sha256:")
+    digest = action_key({**identity, "outputs": list(outputs)})
     return f"{label.replace('/', '__')}-{digest[:16]}"
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
 
-__all__ = ["LEVELS", "Problem", "Verification", "quick_problems", "verify"]
+__all__ = ["LEVELS", "Verification", "quick_problems", "verify"]
 
 LEVELS = ("quick", "full", "sha256")
 

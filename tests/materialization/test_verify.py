@@ -18,6 +18,7 @@ from overlay.fingerprint import bytes_digest, digests, part_digest
 from overlay.formats.adapters import fused_adapters
 from overlay.formats.files import Folder
 from overlay.formats.header import read_header
+from overlay.materialization.content import Problem
 from overlay.materialization.record import (
     RECORD_NAME,
     SCHEMA_VERSION,
@@ -26,7 +27,7 @@ from overlay.materialization.record import (
     read_record,
     record_bytes,
 )
-from overlay.materialization.verify import Problem, verify
+from overlay.materialization.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path
