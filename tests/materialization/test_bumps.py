@@ -81,7 +81,8 @@ def test_going_back_to_the_former_pins_swings_the_location_back(
     back = run(built.hub, built.root)
     assert back.result == "reused"
     assert back.path is not None
-    assert back.path.name == built.result.path.name if built.result.path else False
+    assert built.result.path is not None
+    assert back.path.name == built.result.path.name
     assert built.location.resolve() == back.path
     assert len(list((built.root / ".overlay/trees").iterdir())) == 2
 
