@@ -29,7 +29,8 @@ from plain_rewrite import read_pairs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BLOCK = 2**24
+BLOCK = 2**20
+"""Bytes of a read or write: what stays in a processor's cache."""
 CHUNK_VALUES = 2**18
 """Weights of a chunk: 1 MiB in fp32."""
 THREADS = len(os.sched_getaffinity(0))

@@ -20,9 +20,11 @@ What fails is shown as not run, with the reason that it gave.
 What the columns mean:
 
 - ``whole``: wall time of the process from start to exit, and of a ``sync`` after it.
-- ``start-up``: ``whole`` of the same command on the tiny checkpoint (4 MB), median of the rounds. That is the
-  interpreter, the imports (torch is most of it), the self-test of the kernels, a device's context, the exit.
-- ``work``: ``whole`` less ``start-up``: what grows with the bytes. ``work/cp`` is work over the ``whole`` of cp.
+- ``work``: what grows with the bytes. The fuse tells it: its ``call`` less the import of torch and the start-up test of
+  the device, and the ``sync`` after it. Of the others it is ``whole`` less that of the same command on the tiny
+  checkpoint (4 MB), median of the rounds. ``work/cp`` is work over the ``whole`` of cp.
+- ``start-up``: ``whole`` less ``work``: the interpreter, the imports (torch is most of it), the self-test of the
+  kernels, a device's context, the exit.
 - ``call``: what ``overlay fuse --json`` says as ``seconds``: from the call of ``overlay.fuse`` to its return, with the
   import of torch, which happens inside it, and the sync of each file; without the interpreter's start, the imports of
   the command line, the exit, and the sync at the end.
@@ -63,7 +65,9 @@ if TYPE_CHECKING:
 TOOLS = Path(__file__).parent
 CONTENDERS = ("cp", "fuse", "plain", "peft", "floor")
 DEVICES = ("cpu", "cuda")
-BUFFER = 2**24
+BUFFER = 2**22
+KEPT = ("seconds", "start_seconds", "processors", "read", "arithmetic", "write")
+"""What is kept of the JSON that a contender prints."""
 
 
 class DidNotRunError(Exception):
@@ -96,16 +100,21 @@ def run(*command: str | Path) -> Sample:
         process = subprocess.Popen([str(part) for part in command], stdout=out, stderr=err)  # noqa: S603  # our own
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
+        ended = time.monotonic()
         os.sync()
-        wall = time.monotonic() - started
+        wall, sync = time.monotonic() - started, time.monotonic() - ended
         if status:
             err.seek(0)
             said = [line.strip() for line in err if line.strip() and not line.startswith("hint:")]
             raise DidNotRunError(said[-1] if said else f"{command[0]}: exit status {process.returncode}")
         out.seek(0)
         printed = json.loads(out.read() or "{}")
-    kept = {key: printed[key] for key in ("seconds", "processors", "read", "arithmetic", "write") if key in printed}
-    return Sample(wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024, kept)
+    kept = {
+        key: printed[key]
+        for key in ("seconds", "start_seconds", "processors", "read", "arithmetic", "write")
+        if key in printed
+    }
+    return Sample(wall, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024, sync, kept)
 
 
 def write_source(folder: Path, blocks: int) -> Source:

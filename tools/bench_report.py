@@ -35,6 +35,7 @@ class Sample:
         wall: Seconds from its start to the end of the sync after it.
         user: CPU seconds; ``system`` likewise.
         peak: Peak resident memory in bytes.
+        sync: Of ``wall``, the sync after the process.
         printed: What is kept of the JSON that it printed.
     """
 
@@ -42,6 +43,7 @@ class Sample:
     user: float
     system: float
     peak: int
+    sync: float = 0.0
     printed: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -51,8 +53,8 @@ class Row:
 
     Attributes:
         whole: Wall seconds of the whole process and the sync after it.
-        start_up: Of these, what the same command takes on the tiny checkpoint.
-        work: The rest.
+        start_up: ``whole`` without ``work``.
+        work: What grows with the bytes.
         call: What the program itself says that it took.
         whole_cp: ``whole`` over the ``whole`` of cp in the same round; ``work_cp`` likewise.
         faster_than_plain: ``whole`` of the plain rewrite over ``whole``, likewise.
@@ -105,19 +107,18 @@ def summarize(samples: Mapping[str, Sequence[Sample]], start_ups: Mapping[str, f
 
     Args:
         samples: By contender, one for each round, all of one size.
-        start_ups: Start-up of each contender.
+        start_ups: Start-up of each contender that does not tell its own.
         nbytes: Bytes of the base at this size.
     """
     rows = {}
     for name, found in samples.items():
-        start_up = start_ups[name]
         whole = [sample.wall for sample in found]
-        work = [seconds - start_up for seconds in whole]
+        work = [_work(sample, start_ups[name]) for sample in found]
         cp, plain = ([sample.wall for sample in samples.get(other, ())] for other in ("cp", "plain"))
         calls = [sample.printed["seconds"] for sample in found if "seconds" in sample.printed]
         rows[name] = Row(
             whole=statistics.median(whole),
-            start_up=start_up,
+            start_up=statistics.median(a - b for a, b in zip(whole, work, strict=True)),
             work=statistics.median(work),
             call=statistics.median(calls) if calls else None,
             whole_cp=_median_ratio(whole, cp),
@@ -128,6 +129,14 @@ def summarize(samples: Mapping[str, Sequence[Sample]], start_ups: Mapping[str, f
             peak_mib=statistics.median(sample.peak for sample in found) / 2**20,
         )
     return rows
+
+
+def _work(sample: Sample, start_up: float) -> float:
+    """As the program itself tells it apart, with the sync after it; else by what the tiny checkpoint takes."""
+    printed = sample.printed
+    if "start_seconds" in printed:
+        return float(printed["seconds"] - printed["start_seconds"] + sample.sync)
+    return sample.wall - start_up
 
 
 def _median_ratio(over: Sequence[float], under: Sequence[float]) -> float | None:

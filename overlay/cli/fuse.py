@@ -46,6 +46,7 @@ class FusedFolder:
     Attributes:
         path: The new folder.
         left_out: Files of the base that were not taken along.
+        start_seconds: Of ``seconds``, the import of torch and the start-up test of the device.
     """
 
     path: str
@@ -58,6 +59,7 @@ class FusedFolder:
     bytes_linked: int
     room: int
     seconds: float
+    start_seconds: float
 
 
 @click.command()
@@ -111,6 +113,7 @@ def _document(found: overlay.Fusion, rule: str, *, dry_run: bool) -> FusedFolder
         bytes_linked=found.counters.linked,
         room=found.room,
         seconds=round(found.seconds, 3),
+        start_seconds=round(found.start_seconds, 3),
     )
 
 
@@ -118,7 +121,11 @@ def _text(found: FusedFolder) -> Iterator[str]:
     verbs = ("read", "write", "link") if found.dry_run else ("read", "wrote", "linked")
     counts = (found.bytes_read, found.bytes_written, found.bytes_linked)
     moved = " · ".join(f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count)
-    done = "would fuse" if found.dry_run else f"fused in {format_seconds(found.seconds)}"
+    done = (
+        "would fuse"
+        if found.dry_run
+        else f"fused in {format_seconds(found.seconds)} ({format_seconds(found.start_seconds)} start-up)"
+    )
     room = f" · room {format_bytes(found.room)}" if found.dry_run else ""
     yield f"{style(found.path, 'strong')}  {done} · {moved}{room} · rule {found.rule}"
     rows = []

@@ -57,6 +57,8 @@ class Fusion:
         adapters: What was folded in, in order.
         left_out: Files of the base that were not taken along.
         room: Bytes that the new folder needs on its filesystem.
+        seconds: From the call to its return.
+        start_seconds: Of these, the import of torch and the start-up test of the device.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class Fusion:
     counters: Counters
     room: int
     seconds: float
+    start_seconds: float
 
 
 def fuse(
@@ -107,12 +110,15 @@ def fuse(
     sources = _Sources(existing_folder(base).absolute(), [Path(adapter) for adapter in adapters])
     plan, left_out = _plan(sources, rule, out.name)
     work = _work(plan, sources, link)
+    start_seconds = 0.0
     if dry_run:
         require_device(device)
     else:
         with new_folder(out, work.room) as staged, sources.base_digests(plan) as digests:
             sink = FolderSink(staged, sources.locate, digests, ways(link, shared_store=False))
+            before = time.monotonic()
             engine = start_engine(work.steps, device)
+            start_seconds = time.monotonic() - before
             made = Builder(sources.locate, sink, engine, rule, jobs, memory).run(work.steps, "fuse", phase)
             work = _as_linked(work, made)
             found = {path: digest.result() for path, digest in digests.items()}
@@ -127,7 +133,7 @@ def fuse(
             }
             (staged / RECORD_NAME).write_bytes(record_bytes(record))
             fsync(staged / RECORD_NAME)
-    return Fusion(out, plan.adapters, left_out, work.counters, work.room, time.monotonic() - started)
+    return Fusion(out, plan.adapters, left_out, work.counters, work.room, time.monotonic() - started, start_seconds)
 
 
 class _Sources:
