@@ -1,4 +1,4 @@
-"""Small remembered documents, each under the name that it is found by, with a digest that tells damage."""
+"""Small remembered documents, each of which says what it is found by and carries a digest that tells damage."""
 
 from __future__ import annotations
 

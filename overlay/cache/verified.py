@@ -6,7 +6,6 @@ a disk can rot the next day. Of a tree that was replaced since, or of a fact tha
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.cache.disk import entries, has_layout, write_atomically
+from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.layout import CacheRoot
 from overlay.errors import OverlayError
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Verified", "forget_verified", "last_verified", "remember_verified", "root_of", "without_tree"]
+
+
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,9 @@ def remember_verified(root: CacheRoot, tree: Path, seen: os.stat_result, level: 
         seen: Stat of its folder when the verify began.
     """
     fact = Verified(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), level, overlay.__version__)
+    data = entry_bytes(_VERSION, tree.name, {**asdict(fact), "tree": _identity(seen)})
     with suppress(OSError):
-        text = json.dumps({**asdict(fact), "tree": _identity(seen)})
-        write_atomically(_fact(root, tree), text.encode(), root, durable=False)
+        write_atomically(_fact(root, tree), data, root, durable=False)
 
 
 def forget_verified(root: CacheRoot, tree: Path) -> None:
@@ -69,13 +72,12 @@ def forget_verified(root: CacheRoot, tree: Path) -> None:
 def last_verified(root: CacheRoot, tree: Path) -> Verified | None:
     """What is noted of a tree; None where nothing is, or of another one that had its name."""
     try:
-        found = json.loads(_fact(root, tree).read_bytes())
-        if found["tree"] != _identity(tree.stat()):
-            return None
-        fact = Verified(found["when"], found["level"], found["version"])
-    except (OSError, ValueError, TypeError, KeyError):
+        found, identity = entry_in(_fact(root, tree).read_bytes(), _VERSION, tree.name), _identity(tree.stat())
+    except OSError:
         return None
-    return fact if all(isinstance(value, str) for value in asdict(fact).values()) else None
+    if found is None or found["tree"] != identity:
+        return None
+    return Verified(found["when"], found["level"], found["version"])
 
 
 def without_tree(root: CacheRoot) -> list[Path]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from support.users import other_user
@@ -13,6 +13,7 @@ from support.users import other_user
 import overlay
 from overlay.cache import Cache
 from overlay.cache.collecting import gc
+from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.verified import (
     forget_verified,
     last_verified,
@@ -20,6 +21,9 @@ from overlay.cache.verified import (
     root_of,
     without_tree,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.no_torch
 
@@ -79,12 +83,13 @@ def test_a_tree_that_was_built_again_was_not_verified(tree: Path) -> None:
     assert last_verified(root, tree) is None
 
 
-DAMAGE = {
-    "empty": b"",
-    "not JSON": b"\xff",
-    "list": b"[]",
-    "no tree": b'{"when": "x", "level": "full", "version": "1"}',
-    "no level": b'{"when": "x", "level": null, "version": "1", "tree": %s}',
+DAMAGE: dict[str, Callable[[bytes, str], bytes]] = {
+    "empty": lambda *_: b"",
+    "not JSON": lambda *_: b"\xff",
+    "list": lambda *_: b"[]",
+    "edited": lambda data, _: data.replace(b'"full"', b'"fuul"'),
+    "of another version": lambda data, name: entry_bytes(2, name, entry_in(data, 1, name)),
+    "of another tree": lambda data, name: entry_bytes(1, "another", entry_in(data, 1, name)),
 }
 
 
@@ -94,8 +99,7 @@ def test_a_damaged_note_is_none(tree: Path, damage: str) -> None:
     root = root_of(tree)
     assert root is not None
     remember_verified(root, tree, tree.stat(), "full")
-    identity = json.dumps(json.loads(note(tree).read_bytes())["tree"]).encode()
-    note(tree).write_bytes(DAMAGE[damage].replace(b"%s", identity))
+    note(tree).write_bytes(DAMAGE[damage](note(tree).read_bytes(), tree.name))
     assert last_verified(root, tree) is None
 
 
