@@ -68,6 +68,8 @@ class Cache:
         place = CacheRoot(root.absolute(), decided_by)
         if not has_layout(place) and create:
             make_folder(place.locations, place, durable=True)
+            # Here, because the memo, which knows of no root, would make it without the group's bits.
+            make_folder(place.digests, place, durable=False)
             trees.try_publishing(place)
             write_atomically(place.own / "CACHEDIR.TAG", _TAG, place, durable=True)
             write_atomically(place.version, f"{LAYOUT_VERSION}\n".encode(), place, durable=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.caches import FILES, LOCATION, TREE, add_object, build, is_whole
+from support.caches import FILES, LOCATION, TREE, add_object, build, digest_of, is_whole
 from support.children import as_plain_user, in_child
 
 from overlay.cache import Cache
+from overlay.cache.tensors import TensorDigests
 from overlay.errors import CannotWrite
+from overlay.fingerprint import BLOCK, DigestMemo, file_digests
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.no_torch
+
+GROUP = 65533
 
 
 def modes(root: Path) -> tuple[set[int], set[int]]:
@@ -119,27 +124,63 @@ def test_a_poisoned_entry_that_cannot_be_dropped(plain_folder: Path) -> None:
     assert entry.exists()
 
 
-def test_users_of_one_group_share_a_root(plain_folder: Path) -> None:
-    """What one member made, another adopts, links and extends."""
+@pytest.fixture
+def group_root(plain_folder: Path) -> Path:
+    """A root of a group whose members are those of :func:`as_member`."""
     root = plain_folder / "root"
     root.mkdir()
     try:
-        os.chown(root, -1, 65533)
+        os.chown(root, -1, GROUP)
         in_child(lambda: os.setresuid(65531, 65531, 65531))
     except PermissionError:
         pytest.skip("may not become two users")
     root.chmod(0o2775)
+    build(plain_folder / "other")  # imports what is imported late: the members may not be able to read this Python
+    return root
 
-    def as_member(uid: int) -> str:
+
+def as_member(uid: int, work: Callable[[], Any]) -> Any:
+    """Run the work as one member of the group."""
+
+    def become_and_work() -> Any:
+        os.setgroups([GROUP])
+        os.setresuid(uid, uid, uid)
+        os.umask(0o022)
+        return work()
+
+    return in_child(become_and_work)
+
+
+def test_users_of_one_group_share_a_root(group_root: Path) -> None:
+    """What one member made, another adopts, links and extends."""
+
+    def built_by(uid: int) -> str:
         def work() -> str:
-            os.setgroups([65533])
-            os.setresuid(uid, uid, uid)
-            os.umask(0o022)
             extra = {**FILES, f"{uid}.json": b"{}"}
-            build(root, tree=f"tree-{uid}", location=f"at-{uid}", files=extra)
-            return build(root).result
+            build(group_root, tree=f"tree-{uid}", location=f"at-{uid}", files=extra)
+            return build(group_root).result
 
-        return in_child(work)
+        return as_member(uid, work)
 
-    assert [as_member(65531), as_member(65532)] == ["built", "adopted"]
-    assert {path.stat().st_gid for path in root.rglob("*")} == {65533}
+    assert [built_by(65531), built_by(65532)] == ["built", "adopted"]
+    assert {path.stat().st_gid for path in group_root.rglob("*")} == {GROUP}
+
+
+def test_users_of_one_group_share_what_is_remembered(group_root: Path, plain_folder: Path) -> None:
+    """One member's digests of files are no obstacle to another's digests of tensors."""
+    file = plain_folder / "weights"
+    file.write_bytes(b"w")
+    os.utime(file, (0, 0))
+
+    def remember_file() -> None:
+        DigestMemo(Cache.open(group_root, create=True).root.digests).remember_equal(file_digests(file), BLOCK)
+
+    def remember_tensors() -> bool:
+        root = Cache.open(group_root, create=True).root
+        TensorDigests(root).keep(digest_of(b"w"), {(0, 1): digest_of(b"w")})
+        return not TensorDigests(root).is_empty()
+
+    as_member(65531, remember_file)
+
+    assert list((group_root / ".overlay/digests").glob("*.equal"))
+    assert as_member(65532, remember_tensors)
