@@ -111,7 +111,7 @@ class CacheRoot:
 
     @property
     def digests(self) -> Path:
-        """Remembered digests of local files."""
+        """Remembered digests, of local files and of the tensors of adapters."""
         return self.own / "digests"
 
     def object(self, digest: str) -> Path:

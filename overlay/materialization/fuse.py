@@ -6,20 +6,19 @@ import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import fsync
 from overlay.cache.links import ways
-from overlay.errors import InvalidUsage, NotHere
+from overlay.errors import InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import DigestMemo, file_digest, part_digest, safetensors_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
-from overlay.formats.local import file_stat
 from overlay.materialization.build import Builder, require_device, start_engine
-from overlay.materialization.inputs import input_changed
+from overlay.materialization.inputs import file_identity, input_changed
 from overlay.materialization.out_folder import new_folder, require_new
 from overlay.materialization.record import RECORD_NAME, record_bytes
 from overlay.materialization.request import existing_folder, silent
@@ -122,12 +121,11 @@ def fuse(
             made = Builder(sources.locate, sink, engine, rule, jobs, memory).run(work.steps, "fuse", phase)
             work = _as_linked(work, made)
             found = {path: digest.result() for path, digest in digests.items()}
-            found.update({path: sources.digest_in_hand(path, built) for path, built in made.built.items()})
+            found |= {path: sources.digest_in_hand(path, built) for path, built in made.built.items()}
             sources.require_unchanged(plan)
+            of_base = {(sources.base.repo, path): digest for path, digest in found.items()}
             record = {
-                **identity_of(
-                    plan, None, {"name": "fuse"}, {(sources.base.repo, path): digest for path, digest in found.items()}
-                ),
+                **identity_of(plan, None, {"name": "fuse"}, of_base),
                 "outputs": [made.files[output.path].to_json() for output in plan.outputs],
                 "run": run_report(work, made, engine, time.monotonic() - started),
             }
@@ -150,9 +148,9 @@ class _Sources:
         self.base = InputBook(Folder(base), f"base:{base.resolve().name}", "local", lambda _path: "")
         self._roots = {self.base.repo: base}
         self.adapters = [self._adapter(number, path, memo) for number, path in enumerate(adapters, 1)]
-        self._seen: dict[Path, tuple[int, int, int]] = {}
+        self._seen: dict[Path, tuple[int, ...]] = {}
         for book in (self.base, *(book for book, _ in self.adapters)):
-            self._seen.update(_looks(self._roots[book.repo], book.files.paths()))
+            self._seen.update(_identities(self._roots[book.repo], book.files.paths()))
 
     def _adapter(self, number: int, path: Path, memo: DigestMemo) -> tuple[InputBook, str]:
         if not path.exists():
@@ -199,19 +197,15 @@ class _Sources:
         """
         for source in plan.inputs():
             path = self.locate(source)
-            if _looks(path.parent, [path.name]).get(path) != self._seen.get(path):
+            if _identities(path.parent, [path.name]).get(path) != self._seen.get(path):
                 raise input_changed(str(path), "another file, size or time than at first", source.path)
 
 
-def _looks(folder: Path, names: Sequence[str]) -> dict[Path, tuple[int, int, int]]:
-    """Inode, size and mtime of files. A hardlink changes the ctime, so that tells nothing here."""
+def _identities(folder: Path, names: Sequence[str]) -> dict[Path, tuple[int, ...]]:
     found = {}
     for name in names:
-        try:
-            status = file_stat(folder / name)
-        except (OSError, ValueError):  # whoever needs it, says so
-            continue
-        found[folder / name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+        with suppress(OverlayError):  # whoever needs it, says so
+            found[folder / name] = file_identity(folder / name)
     return found
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.materialization.survey import Step, Work
     from overlay.planning.outputs import Input
 
-__all__ = ["Checks", "Inputs", "fetch", "fetch_files", "hash_ahead", "input_changed"]
+__all__ = ["Checks", "Inputs", "fetch", "fetch_files", "file_identity", "hash_ahead", "input_changed"]
 
 _MOST_HASHED = 8
 """Files at a time; a disk gives no more to more readers."""
@@ -99,7 +99,7 @@ class Checks:
                 repo, key = repos[source.repo], (source.repo, source.path)
                 if repo.shared_store and key not in self._results:
                     files = {source.path: inputs.path(source)}
-                    seen = _identity(inputs.path(source))
+                    seen = file_identity(inputs.path(source))
                     self._results[key] = self._thread.submit(check_digests, repo, files, memo), seen
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class Checks:
             if (source.repo, source.path) in self._results:
                 result, seen = self._results[source.repo, source.path]
                 result.result()
-                if _identity(self._inputs.path(source)) != seen:
+                if file_identity(self._inputs.path(source)) != seen:
                     raise input_changed(where, "another file than at first", source.path)
             elif (found := self._repos[source.repo].digest(source.path)) != source.digest:
                 raise input_changed(where, f"{found}, expected {source.digest}", source.path)
@@ -130,8 +130,14 @@ class Checks:
         return check is None or check[0].done()
 
 
-def _identity(path: Path) -> tuple[int, ...]:
-    # Without the time of the last change of the inode, which a link made elsewhere moves.
+def file_identity(path: Path) -> tuple[int, ...]:
+    """What tells that a file is still the one that was read: device, inode, size and time of the last write.
+
+    Without the time of the last change of the inode, which a link made elsewhere moves.
+
+    Raises:
+        OverlayError: The file is gone or cannot be read (``formats.local``).
+    """
     found = file_stat(path)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
