@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +15,7 @@ from overlay.cli._output import columns, format_age, style
 from overlay.cli.cache_pins import pin, the_tree, unpin
 from overlay.cli.cache_removal import gc, rm
 from overlay.cli.cache_repair import repair
+from overlay.cli.cached_model import CachedModel
 from overlay.errors import BrokenInput
 from overlay.formats.wording import counted, format_bytes
 
@@ -22,70 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from overlay.cache.leases import Lease
-    from overlay.cache.listing import TreeInfo
+    from overlay.cli.cached_model import HeldLease, TreePin
     from overlay.materialization.record import Record
 
-__all__ = ["CacheDetails", "CacheListing", "CachedModel", "HeldLease", "LastVerify", "TreePin", "cache"]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldLease:
-    """One reader of a tree.
-
-    Attributes:
-        holder: Process and host; null where that cannot be read.
-        since: ISO 8601; null likewise.
-        until: End of a timed lease, ISO 8601; null for one that ends with its process.
-        file: What holds it in the cache.
-    """
-
-    holder: str | None
-    since: str | None
-    until: str | None
-    file: str
-
-
-@dataclass(frozen=True, slots=True)
-class TreePin:
-    """A pin of a tree.
-
-    Attributes:
-        by: User and host; empty where that cannot be read.
-        since: ISO 8601.
-        reason: As the user gave it; may be empty.
-    """
-
-    by: str
-    since: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """One materialization in the cache.
-
-    Attributes:
-        model: What its record says it is; null where the record cannot be read.
-        tree: Name of its tree.
-        path: Its directory.
-        locations: Names of the locations that lead to it; none for a superseded generation.
-        size: Bytes of its files, each inode once.
-        created: When it was published, ISO 8601.
-        last_used: Last use as far as leases and the filesystem tell, ISO 8601.
-        leases: Who reads it; what is leased is not collected.
-        pin: Who wants it kept; null where nobody does.
-    """
-
-    model: str | None
-    tree: str
-    path: str
-    locations: tuple[str, ...]
-    size: int
-    created: str
-    last_used: str
-    leases: tuple[HeldLease, ...]
-    pin: TreePin | None
+__all__ = ["CacheDetails", "CacheListing", "LastVerify", "cache"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +103,7 @@ def list_models(common: Common) -> None:
 
     root = choose_root(common.cache_root, os.environ)
     trees = ls(root)
-    models = tuple(_cached(tree) for tree in trees)
+    models = tuple(map(CachedModel.of, trees))
     listing = CacheListing(str(root.path), root.decided_by, models, Files(unreferenced(root, trees)).size())
 
     def text() -> Iterator[str]:
@@ -196,7 +137,7 @@ def info(common: Common, target: str) -> None:
     claimed = record.claimed if record and verified is None else ()
     details = CacheDetails(
         root=str(root.path),
-        materialization=_cached(tree),
+        materialization=CachedModel.of(tree),
         files=len(tree.files),
         frees=removal.frees,
         held_outside=removal.held_outside,
@@ -207,30 +148,6 @@ def info(common: Common, target: str) -> None:
         claimed_bytes=sum({item.digest: item.size for item in claimed}.values()),
     )
     common.output.result(details, lambda: _details_text(details))
-
-
-def _cached(tree: TreeInfo) -> CachedModel:
-    return CachedModel(
-        tree.model,
-        tree.name,
-        str(tree.path),
-        tree.locations,
-        tree.size,
-        _iso(tree.created),
-        _iso(tree.last_used),
-        tuple(map(_held, tree.leases)),
-        TreePin(tree.pin.by, _iso(tree.pin.since), tree.pin.reason) if tree.pin else None,
-    )
-
-
-def _held(lease: Lease) -> HeldLease:
-    owner = lease.owner
-    return HeldLease(
-        f"pid {owner.pid} on {owner.host}" if owner else None,
-        _iso(owner.since) if owner else None,
-        _iso(lease.until) if lease.until is not None else None,
-        str(lease.file),
-    )
 
 
 def _record(tree: Path) -> Record | None:
@@ -295,7 +212,3 @@ def _row(model: CachedModel) -> list[str]:
     name = model.model or style(f"{model.tree} (record unreadable)", "bad")
     where = ", ".join(model.locations) or style("superseded", "dim")
     return [name, format_bytes(model.size), format_age(age), _kept(model), where]
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

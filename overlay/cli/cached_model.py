@@ -1,0 +1,108 @@
+"""A materialization in the cache, as ``overlay cache`` prints it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from overlay.cache.leases import Lease
+    from overlay.cache.listing import TreeInfo
+    from overlay.cache.pins import Pin
+
+__all__ = ["CachedModel", "HeldLease", "TreePin"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    """One reader of a tree.
+
+    Attributes:
+        holder: Process and host; null where that cannot be read.
+        since: ISO 8601; null likewise.
+        until: End of a timed lease, ISO 8601; null for one that ends with its process.
+        file: What holds it in the cache.
+    """
+
+    holder: str | None
+    since: str | None
+    until: str | None
+    file: str
+
+    @classmethod
+    def of(cls, lease: Lease) -> Self:
+        """A lease as it is printed."""
+        owner = lease.owner
+        return cls(
+            f"pid {owner.pid} on {owner.host}" if owner else None,
+            _iso(owner.since) if owner else None,
+            _iso(lease.until) if lease.until is not None else None,
+            str(lease.file),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TreePin:
+    """A pin of a tree.
+
+    Attributes:
+        by: User and host; empty where that cannot be read.
+        since: ISO 8601.
+        reason: As the user gave it; may be empty.
+    """
+
+    by: str
+    since: str
+    reason: str
+
+    @classmethod
+    def of(cls, pin: Pin) -> Self:
+        """A pin as it is printed."""
+        return cls(pin.by, _iso(pin.since), pin.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """One materialization in the cache.
+
+    Attributes:
+        model: What its record says it is; null where the record cannot be read.
+        tree: Name of its tree.
+        path: Its directory.
+        locations: Names of the locations that lead to it; none for a superseded generation.
+        size: Bytes of its files, each inode once.
+        created: When it was published, ISO 8601.
+        last_used: Last use as far as leases and the filesystem tell, ISO 8601.
+        leases: Who reads it; what is leased is not collected.
+        pin: Who wants it kept; null where nobody does.
+    """
+
+    model: str | None
+    tree: str
+    path: str
+    locations: tuple[str, ...]
+    size: int
+    created: str
+    last_used: str
+    leases: tuple[HeldLease, ...]
+    pin: TreePin | None
+
+    @classmethod
+    def of(cls, tree: TreeInfo) -> Self:
+        """A tree as it is printed."""
+        return cls(
+            tree.model,
+            tree.name,
+            str(tree.path),
+            tree.locations,
+            tree.size,
+            _iso(tree.created),
+            _iso(tree.last_used),
+            tuple(map(HeldLease.of, tree.leases)),
+            TreePin.of(tree.pin) if tree.pin else None,
+        )
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
