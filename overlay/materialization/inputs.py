@@ -80,7 +80,7 @@ def hash_ahead(inventory: Inventory, rule: str, memo: DigestMemo, phase: Phase) 
 class Checks:
     """The digests of the plan held against the bytes of the inputs.
 
-    Files of the Hub are read for that on a thread of its own, beside the build. That both read the same file is known
+    Files of the Hub are read for that on threads of their own, beside the build. That both read the same file is known
     by its stat, taken before either began and after both were done. A folder's digests were taken from its bytes, but
     people edit those in place: they are asked for once more, which costs a look at an unchanged file.
 
@@ -92,7 +92,7 @@ class Checks:
     def __init__(self, work: Work, inputs: Inputs, repos: Mapping[str, Repo], memo: DigestMemo) -> None:
         self._repos = repos
         self._inputs = inputs
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="overlay-sha256")
+        self._pool = ThreadPoolExecutor(_checkers(), thread_name_prefix="overlay-sha256")
         self._results: dict[tuple[str, str], tuple[Future[None], tuple[int, ...]]] = {}
         for step in making_order(work.steps):
             for source in _needed(step):
@@ -100,13 +100,13 @@ class Checks:
                 if repo.shared_store and key not in self._results:
                     files = {source.path: inputs.path(source)}
                     seen = file_identity(inputs.path(source))
-                    self._results[key] = self._thread.submit(check_digests, repo, files, memo), seen
+                    self._results[key] = self._pool.submit(check_digests, repo, files, memo), seen
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._pool.shutdown(cancel_futures=True)
 
     def wait(self, step: Step) -> None:
         """Until the inputs of one output, which were read, are proven; before that no object may be made of them.
@@ -128,6 +128,11 @@ class Checks:
         """Whether this input was read to its end, or need not be."""
         check = self._results.get((source.repo, source.path))
         return check is None or check[0].done()
+
+
+def _checkers() -> int:
+    """Threads for sha256, at some 1.3 GB/s each: one, or a quarter of the processors, where a build waits for the disk."""
+    return max(1, min(_MOST_HASHED, len(os.sched_getaffinity(0)) // 4))
 
 
 def file_identity(path: Path) -> tuple[int, ...]:
