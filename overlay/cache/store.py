@@ -227,6 +227,10 @@ class Cache:
         """Remember what an action gave: JSON with at least ``digest`` and ``size`` of the object."""
         actions.put_action(self.root, key, entry)
 
+    def drop_action(self, key: str, reason: str) -> None:
+        """Remove an entry that cannot be right, and note why."""
+        actions.drop_action(self.root, key, reason, self.notes)
+
     # Trees and locations
 
     def staging(self) -> AbstractContextManager[Path]:

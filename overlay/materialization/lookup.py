@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from overlay.cache.actions import drop_action
 from overlay.errors import BrokenInput
 from overlay.fingerprint import parse_digest
 from overlay.materialization.record import RecordedFile, RecordedTensor, carried_tensors
@@ -25,6 +24,7 @@ __all__ = ["Found", "Lookup", "remember"]
 
 _SAME_INPUTS = "same inputs"
 _SAME_FACTORS = "same base and factors"
+_ANOTHER_FILE = "is of another file than its key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Lookup:
             return None
         entry = _entry_of(output.path, layout, held)
         if entry is None:
-            self._drop(key, "is of another file than its key")
+            self._cache.drop_action(key, _ANOTHER_FILE)
             return None
         return entry, held
 
@@ -111,12 +111,9 @@ class Lookup:
         if action is None or held is None:
             return None
         if held["size"] != source.size:
-            self._drop(action, "is of another file than its key")
+            self._cache.drop_action(action, _ANOTHER_FILE)
             return None
         return str(held["digest"])
-
-    def _drop(self, key: str, reason: str) -> None:
-        drop_action(self._cache.root, key, reason, self._cache.notes)
 
 
 def remember(cache: Cache, output: OutputFile, found: Found, made: RecordedFile) -> None:
