@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["phases"]
 
 INTERVAL_S = 30.0
+REDRAW_S = 0.1  # a terminal behind a slow line takes no more, and nobody sees more
 
 
 class _Bar:
@@ -31,7 +32,8 @@ class _Bar:
 
     def __init__(self, label: str, total: int) -> None:
         self._total = total
-        self._started = time.monotonic()
+        self._waiting = 0
+        self._started = self._drawn = time.monotonic()
         self._bar: ProgressBar[int] = click.progressbar(
             length=total,
             label=label,
@@ -39,7 +41,6 @@ class _Bar:
             show_eta=True,
             show_percent=True,
             width=24,
-            update_min_steps=max(1, total // 500),
             item_show_func=lambda _item: self._moved(),
         )
         self._lock = threading.Lock()
@@ -47,12 +48,17 @@ class _Bar:
 
     def update(self, nbytes: int) -> None:
         with self._lock:
-            self._bar.update(nbytes)
+            self._waiting += nbytes
+            if time.monotonic() - self._drawn >= REDRAW_S:
+                self._draw()
 
     def close(self) -> None:
-        self._bar.update_min_steps = 0  # show what has come since the last step, too
-        self._bar.update(0)
+        self._draw()
         self._bar.render_finish()
+
+    def _draw(self) -> None:
+        self._bar.update(self._waiting)
+        self._waiting, self._drawn = 0, time.monotonic()
 
     def _moved(self) -> str:
         rate = self._bar.pos / max(1e-3, time.monotonic() - self._started)

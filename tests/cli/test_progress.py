@@ -60,6 +60,18 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "100%  8.0 MB of 8.0 MB" in err
 
 
+def test_a_bar_is_drawn_seldom(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """However often work reports, a terminal gets few frames; the last one is complete."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(_progress, "REDRAW_S", 3600.0)
+    with _progress.phases(Output(json=False, quiet=False, verbose=False))("fuse", 1000) as done:
+        for _ in range(1000):
+            done(1)
+
+    frames = capsys.readouterr().err.count(" of 1.0 kB")
+    assert 1 <= frames <= 3
+
+
 @pytest.mark.parametrize(
     "output", [Output(json=True, quiet=False, verbose=False), Output(json=False, quiet=True, verbose=False)]
 )
