@@ -77,7 +77,7 @@ def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int: 
             say(error.format_message(), err=True)
             return USAGE
         case click.ClickException():
-            return _usage(error)
+            return _usage(error, args)
         case KeyboardInterrupt() | EOFError() | click.Abort():
             return ErrorReport("interrupted", "interrupted", "run the same command again to go on", INTERRUPTED)
         case Terminated():
@@ -124,9 +124,10 @@ def redact(text: str) -> str:
     return text.replace(token, "***") if token else text
 
 
-def _usage(error: click.ClickException) -> ErrorReport:
+def _usage(error: click.ClickException, args: Sequence[str]) -> ErrorReport:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
-    where = ctx.command_path if ctx else "overlay"
+    # Where an option lacks its value, click does not say of which command.
+    where = ctx.command_path if ctx else shlex.join(["overlay", *args[: 2 if args[:1] == ["cache"] else 1]])
     return ErrorReport("usage", error.format_message(), f"{where} --help", USAGE)
 
 

@@ -143,6 +143,19 @@ def test_usage_error_as_json(run_with: Any, capsys: pytest.CaptureFixture[str], 
     assert document["error"]["hint"] == "overlay resolve --help"
 
 
+@pytest.mark.parametrize(
+    ("args", "hint"),
+    [
+        (["prewarm", "a/b", "--jobs"], "overlay prewarm --help"),
+        (["cache", "gc", "--max-age"], "overlay cache gc --help"),
+    ],
+)
+def test_an_option_without_its_value(capsys: pytest.CaptureFixture[str], args: list[str], hint: str) -> None:
+    """The hint is the help of the command at hand."""
+    assert _main.run(args) == 2
+    assert f"hint: {hint}\n" in capsys.readouterr().err
+
+
 def test_unknown_command_suggests(capsys: pytest.CaptureFixture[str]) -> None:
     """A misspelt command is answered with the one that was meant."""
     assert _main.run(["prewram"]) == 2
