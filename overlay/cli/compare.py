@@ -127,8 +127,11 @@ def _text(found: Compared) -> Iterator[str]:
     yield f"{style('different', 'bad')}: {files}, {tensors}"
     yield f"  A  {found.a}"
     yield f"  B  {found.b}"
-    yield from columns(_shortened([[item.kind, item.path] for item in found.different_files]))
-    yield from columns(_shortened([[item.kind, _place(item), item.what] for item in found.different_tensors]))
+    file_rows = [[item.kind, item.path] for item in found.different_files]
+    tensor_rows = [[item.kind, _place(item), item.what] for item in found.different_tensors]
+    width = max(len(row[0]) for row in file_rows + tensor_rows)  # both tables as one
+    for rows in (file_rows, tensor_rows):
+        yield from columns(_shortened([[row[0].ljust(width), *row[1:]] for row in rows]))
 
 
 def _place(item: DifferentTensor) -> str:

@@ -220,7 +220,7 @@ def test_differences_are_named_in_words(said: Any, tmp_path: Path) -> None:
     if HAS_TORCH:
         out, _ = said("compare", str(tmp_path / "a"), str(tmp_path / "b"), status=1)
         assert out.startswith("different: 1 of 1 file, 1 tensor differs\n")
-        assert "  values  w  1 of 2 elements differ, by 4 at most\n" in out
+        assert "  values   w  1 of 2 elements differ, by 4 at most\n" in out
     assert said("compare", str(tmp_path / "a"), str(tmp_path / "a"))[0] == "identical: 1 file, 1 tensor\n"
 
 
