@@ -19,6 +19,7 @@ from overlay.cache.listing import locations_of
 from overlay.cache.pins import pins
 from overlay.cache.presence import aside, builds_run, collecting
 from overlay.cache.trees import is_our_link
+from overlay.cache.verified import forget_verified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +100,7 @@ def carry_out(root: CacheRoot, removal: Removal, *, leased: bool = False) -> boo
             _take_out(root, removal, folder, step)
     for path in removal.trees:
         sweep(root, path.name)
+        forget_verified(root, path)
     return True
 
 

@@ -37,7 +37,7 @@ class Pinned:
 
 @click.command(short_help="Keep a tree: gc and rm leave it alone.")
 @click.argument("target")
-@click.option("--reason", default="", help="Why, for whoever wonders later.")
+@click.option("--reason", default="", help="Why, for whoever wonders later; without it, an earlier reason stays.")
 @common_options
 def pin(common: Common, target: str, reason: str) -> None:
     """Keep a tree until it is unpinned: gc leaves it alone, and rm refuses it.
@@ -49,6 +49,7 @@ def pin(common: Common, target: str, reason: str) -> None:
 
     root = choose_root(common.cache_root, os.environ)
     tree = the_tree(common, root, target, "pin")
+    reason = reason or (tree.pin.reason if tree.pin else "")
     pin(root, tree.name, reason)
     _print(common, Pinned(str(root.path), (tree.name,), reason), "pinned")
 

@@ -327,13 +327,15 @@ def test_cache_info_tells_what_is_only_claimed_until_it_was_verified(
 
 
 def test_cache_rm(own_world: World, document: Any) -> None:
-    """Removing says first, and frees then, the same number of bytes."""
+    """Removing says first, and frees then, the same number of bytes; nothing is left for gc, not of a verify either."""
+    document("verify", "verify", MODEL)
     planned = document("cache-rm", "cache", "rm", MODEL, "--dry-run")
     done = document("cache-rm", "cache", "rm", MODEL)
 
     assert planned | {"dry_run": False} == done
     assert done["frees"] > 0
     assert list((own_world.cache / ".overlay/trees").iterdir()) == []
+    assert document("cache-gc", "cache", "gc", "--dry-run")["unfinished"] == 0
 
 
 def test_cache_rm_of_nothing(world: World, document: Any) -> None:
@@ -397,12 +399,13 @@ def test_lease_of_what_is_not_there(world: World, document: Any, tmp_path: Path)
 
 
 def test_cache_pin_and_unpin(own_world: World, document: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pin is shown with who and why, and is refused to rm; unpinning lets go; a second one says that none was."""
+    """A pin is shown with who and why, stays when taken again, and is refused to rm; unpinning lets go, once."""
     pinned = document("cache-pin", "cache", "pin", MODEL, "--reason", "Friday's demo")
 
     assert pinned["trees"] == [tree(own_world.cache).name]
     assert run(["cache", "info", MODEL]) == 0
     assert "(Friday's demo)" in capsys.readouterr().out
+    assert document("cache-pin", "cache", "pin", MODEL)["reason"] == "Friday's demo"  # what was said stays said
     assert document("cache-info", "cache", "info", MODEL)["materialization"]["pin"]["reason"] == "Friday's demo"
     error = document("error", "cache", "rm", MODEL, "--leased", status=4)["error"]
     assert (error["code"], error["hint"]) == ("tree-pinned", f"overlay cache unpin {pinned['trees'][0]}")
