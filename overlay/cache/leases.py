@@ -56,11 +56,16 @@ class Lease:
     until: float | None
 
     def describe(self) -> str:
-        """For messages: ``pid 123 on host, since 2026-11-30 12:00:03 (42 s)``."""
-        who = self.owner.describe() if self.owner else "an unknown process"
+        """For messages: ``pid 123 on host, since 2026-11-30 12:00:03 (42 s)``.
+
+        Who took a timed lease is no reader: that process is gone, most often.
+        """
         if self.until is None:
-            return who
-        return f"{who}, until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.until))}"
+            return self.owner.describe() if self.owner else "an unknown process"
+        taken = f", taken by pid {self.owner.pid} on {self.owner.host}," if self.owner else ""
+        return (
+            f"a reader whose lease{taken} lasts until {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(self.until))}"
+        )
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def lease(common: Common, model: str, command: tuple[str, ...], seconds: int | N
     from overlay.materialization.lease import timed_lease
 
     path, taken = timed_lease(model, seconds, common.options(rule=rule))
-    until = datetime.fromtimestamp(taken.until or 0, UTC).isoformat(timespec="seconds")
+    until = datetime.fromtimestamp(taken.until or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     document = TimedLease(model, str(path), until, str(taken.file))
     common.output.result(document, lambda: [document.path])
     common.output.remark(f"leased until {document.until}; to end it sooner: rm {shlex.quote(document.file)}")

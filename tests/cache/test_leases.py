@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import re
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -183,7 +184,9 @@ def test_a_timed_lease_outlives_its_process(root: CacheRoot) -> None:
     lease = in_child(lambda: lease_for(root, TREE, 60))
 
     assert [held.file for held in leases(root)[TREE]] == [lease.file]
-    assert ", until 2" in lease.describe()
+    assert re.fullmatch(
+        r"a reader whose lease, taken by pid \d+ on \S+, lasts until 2[-0-9]+ [:0-9]+", lease.describe()
+    )
     assert lease.until is not None
     assert 58 < lease.until - time.time() < 62
     lease.file.unlink()
