@@ -87,11 +87,11 @@ def _text(done: CacheRepair) -> Iterator[str]:
         [
             style(tree.result, "good") if tree.result == "sound" else style(f"{verb}{tree.result}", "warn"),
             tree.model or tree.tree,
-            counted(len(tree.problems), "problem") if tree.problems else "",
             tree.path or "",
+            counted(len(tree.problems), "problem") if tree.problems else "",
         ]
         for tree in done.trees
     ]
-    yield from columns(rows)
-    for tree in done.trees:
+    for tree, line in zip(done.trees, columns(rows), strict=True):
+        yield line
         yield from columns([["", problem] for problem in tree.problems])
