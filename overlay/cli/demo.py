@@ -122,7 +122,12 @@ def _story(common: Common, folder: Path) -> Iterator[DemoStep]:
         click.echo(style("# Upstream renames adapter_config.json and the overlay follows: two new commits.", "dim"))
         click.echo(f"$ export OVERLAY_REGISTRY={shlex.quote(places['OVERLAY_REGISTRY'])}")
         yield _run(common, "The pins moved, and with them the place where a server looks.", "resolve", SOURCE_REPO)
-        yield _run(common, "No weight changed, so no byte is read or written.", "prewarm", SOURCE_REPO)
+        yield _run(
+            common,
+            "No weight changed: the new commit's files are hashed, and none is built or copied.",
+            "prewarm",
+            SOURCE_REPO,
+        )
         yield _run(
             common,
             "Both generations hold the same tensors; only the marker names other commits.",

@@ -133,7 +133,7 @@ def _text(found: FusedFolder) -> Iterator[str]:
         scales = ", ".join(f"{scale:g}" for scale in adapter.scales)
         origins = "; ".join(adapter.scale_origins)
         rows.append(
-            ["adapter", adapter.name, f"{counted(adapter.pairs, 'pair')} ({adapter.kind}), scale {scales} ({origins})"]
+            ["adapter", adapter.name, f"{counted(adapter.pairs, 'pair')} ({adapter.kind}), scale {scales}: {origins}"]
         )
     rows += [["left out", path] for path in found.left_out]
     yield from columns(rows)
