@@ -21,7 +21,7 @@ _WRITING = {
     errno.ENOSPC: ("no-room", "free some room there"),
     errno.EDQUOT: ("quota-exceeded", "raise the quota or free some room"),
     errno.EFBIG: ("file-too-large", "lift the limit of the filesystem or of this shell (ulimit -f)"),
-    errno.EROFS: ("read-only", "make it writable, because it is mounted read-only"),
+    errno.EROFS: ("read-only", "mount it so that it can be written, because it is read-only now"),
     errno.EACCES: ("not-permitted", _PERMITTED),
     errno.EPERM: ("not-permitted", f"{_PERMITTED}, or use a filesystem that has the operation (overlay doctor tells)"),
     errno.EXDEV: ("other-filesystem", _ONE_PLACE),

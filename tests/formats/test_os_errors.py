@@ -112,7 +112,7 @@ def test_a_failure_of_another_file_is_not_blamed_on_this_one(tmp_path: Path) -> 
     ("number", "hint"),
     [
         (errno.ENOSPC, "free some room there (collect), or move it"),
-        (errno.EROFS, "make it writable, because it is mounted read-only, or move it"),
+        (errno.EROFS, "mount it so that it can be written, because it is read-only now, or move it"),
         (errno.EBADF, "look at that disk, or move it"),
     ],
 )
