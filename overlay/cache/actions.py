@@ -6,10 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.cache.disk import is_file_of, write_atomically, writing
-from overlay.cache.entries import entry_bytes, entry_in
+from overlay.cache.disk import is_file_of, remove, write_atomically, writing
 from overlay.cache.layout import CacheRoot
-from overlay.errors import OverlayError
+from overlay.errors import BrokenInput, OverlayError
+from overlay.fingerprint.entries import entry_bytes, entry_in
+from overlay.formats.local import read_small_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,13 +27,14 @@ def find_action(root: CacheRoot, key: str, notes: list[str]) -> dict[str, Any] |
     """
     path = root.action(key)
     try:
-        data = path.read_bytes()
+        entry = read_entry(read_small_file(path), path.stem)
     except FileNotFoundError:
         return None
+    except BrokenInput:  # no file, or far too large
+        entry = None
     except OSError as error:
-        notes.append(f"{path}: cannot be read ({error.strerror}); not used")
+        notes.append(f"{error}; not used")
         return None
-    entry = read_entry(data, path.stem)
     if entry is None:
         reason = "not an action entry of this version, or damaged"
     elif not is_file_of(root.object(entry["digest"]), entry["size"]):
@@ -47,7 +49,7 @@ def drop_action(root: CacheRoot, key: str, reason: str, notes: list[str]) -> Non
     """Remove an entry that cannot be right, and say so."""
     path = root.action(key)
     with suppress(OSError):
-        path.unlink()
+        remove(path)
     notes.append(f"{path}: {reason}; dropped")
 
 

@@ -19,7 +19,8 @@ from overlay.cache.presence import builds_run, left_by_collectors
 from overlay.cache.removal import Kept, Removal, carry_out
 from overlay.cache.staging import is_abandoned
 from overlay.cache.verified import without_tree
-from overlay.errors import CannotWrite, TryAgain
+from overlay.errors import BrokenInput, CannotWrite, TryAgain
+from overlay.formats.local import read_small_file
 from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -261,7 +262,9 @@ def _is_idle(root: CacheRoot, path: Path, going: Collection[Path]) -> bool:
     if path.name.startswith("."):
         return False
     try:
-        entry = read_entry(path.read_bytes(), path.stem)
+        entry = read_entry(read_small_file(path), path.stem)
+    except BrokenInput:
+        return True
     except OSError:
         return False
     if entry is None:

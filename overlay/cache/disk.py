@@ -9,8 +9,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.cache.layout import LAYOUT_VERSION
@@ -20,7 +22,6 @@ from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from overlay.cache.layout import CacheRoot
 
@@ -32,6 +33,7 @@ __all__ = [
     "has_layout",
     "is_file_of",
     "make_folder",
+    "remove",
     "share_with_group",
     "write_atomically",
     "writing",
@@ -39,6 +41,7 @@ __all__ = [
 
 # Of a layout version at most: Python refuses to read a number of thousands of them.
 _DIGITS = 9
+_LONGEST_VERSION = 100
 # Filesystems without fsync (many FUSE mounts) answer one of these: there is nothing more to do then.
 _NO_FSYNC = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
@@ -83,6 +86,10 @@ def writing(root: CacheRoot, operation: str) -> Iterator[None]:
         raise cannot_write(error, root, operation) from error
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def free_room(path: Path) -> int:
     """Bytes that this user may still write where ``path`` is or will be."""
     room = os.statvfs(existing(path))
@@ -124,7 +131,9 @@ def has_layout(root: CacheRoot) -> bool:
     """
     with writing(root, "read the layout version"):
         try:
-            text = root.version.read_text(encoding="ascii", errors="replace").strip()
+            is_file = stat.S_ISREG(root.version.stat().st_mode)  # opening a pipe would wait for its writer
+            with (root.version if is_file else Path(os.devnull)).open("rb") as file:
+                text = file.read(_LONGEST_VERSION).decode("ascii", "replace").strip()
         except FileNotFoundError:
             return False
     if not text.isdecimal() or len(text) > _DIGITS or int(text) > LAYOUT_VERSION:
@@ -144,6 +153,14 @@ def is_file_of(path: Path, size: int) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and status.st_size == size
+
+
+def remove(path: Path) -> None:
+    """Remove whatever is there."""
+    if _is_folder(path):
+        shutil.rmtree(path)
+    else:
+        path.unlink()
 
 
 def make_folder(path: Path, root: CacheRoot, *, durable: bool) -> None:
@@ -203,6 +220,8 @@ def write_atomically(path: Path, data: bytes, root: CacheRoot, *, durable: bool)
                 fsync(temporary)
         share_with_group(temporary, root)
         with writing(root, f"rename {path.name} into place"):
+            if _is_folder(path):  # nobody of us made it
+                shutil.rmtree(path)
             temporary.replace(path)
     except BaseException:
         with suppress(OSError):

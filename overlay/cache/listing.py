@@ -18,7 +18,8 @@ from overlay.cache.pins import pins
 from overlay.cache.trees import is_our_link, location_target
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest
-from overlay.formats.materialized import RECORD_NAME
+from overlay.formats.local import read_small_file
+from overlay.formats.materialized import LARGEST_RECORD, RECORD_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -197,7 +198,7 @@ def _tree(root: CacheRoot, path: Path, locations: list[str], held: tuple[Lease, 
 def _record(tree: Path) -> Mapping[str, Any]:
     """The tree's record, read tolerantly: a damaged one must not keep anybody from listing or removing."""
     try:
-        document = json.loads((tree / RECORD_NAME).read_bytes())
+        document = json.loads(read_small_file(tree / RECORD_NAME, LARGEST_RECORD))
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

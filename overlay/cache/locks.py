@@ -82,7 +82,7 @@ def _open(file: Path, root: CacheRoot) -> int | None:
     with suppress(OSError, OverlayError):
         make_folder(file.parent, root, durable=False)
     # Another user's lock file may be closed to our writing; locking it needs no more than reading.
-    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY):
+    for flags in (os.O_RDWR | os.O_CREAT, os.O_RDONLY | os.O_NONBLOCK):
         with suppress(OSError):
             descriptor = os.open(file, flags, 0o666)
             share_with_group(file, root)

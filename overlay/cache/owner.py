@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from overlay.formats.local import read_small_file
+
 __all__ = ["Owner", "is_alive", "process_name"]
 
 _NAME = re.compile(r"([0-9]{1,10})-([0-9]{1,20})-([0-9a-f]{12})(?:-.*)?")
@@ -57,7 +59,7 @@ class Owner:
     def read(cls, path: Path) -> Owner | None:
         """The owner that a file names; None where there is none, or nothing that makes sense."""
         try:
-            document: Any = json.loads(path.read_bytes())
+            document: Any = json.loads(read_small_file(path))
             return cls(str(document["host"]), int(document["pid"]), float(document["since"]))
         except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None

@@ -10,10 +10,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from overlay.cache.disk import entries, fsync, write_atomically, writing
+from overlay.cache.disk import entries, fsync, remove, write_atomically, writing
 from overlay.cache.layout import checked_name
 from overlay.cache.presence import wait_for_collectors
 from overlay.errors import NotHere
+from overlay.formats.local import read_small_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +66,7 @@ def unpin(root: CacheRoot, tree: str) -> bool:
     """
     with writing(root, "unlink a pin"):
         try:
-            (root.pins / checked_name(tree, "tree")).unlink()
+            remove(root.pins / checked_name(tree, "tree"))
         except FileNotFoundError:
             return False
     return True
@@ -78,7 +79,7 @@ def pins(root: CacheRoot) -> dict[str, Pin]:
 
 def _read(file: Path) -> Pin:
     try:
-        document: Any = json.loads(file.read_bytes())
+        document: Any = json.loads(read_small_file(file))
         return Pin(str(document["by"]), float(document["since"]), str(document["reason"]))
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         with suppress(OSError):

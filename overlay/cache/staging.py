@@ -72,7 +72,7 @@ def is_abandoned(folder: Path, prefix: str = "") -> bool:
 def is_locked(path: Path) -> bool:
     """Whether another open file holds the lock of this file or folder."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # whatever lies there: a pipe would wait for a writer
     except OSError:
         return False
     try:

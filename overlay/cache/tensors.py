@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import write_atomically, writing
-from overlay.cache.entries import entry_bytes, entry_in
-from overlay.errors import BrokenInput
 from overlay.fingerprint import Span, parse_digest
+from overlay.fingerprint.entries import entry_bytes, entry_in
+from overlay.formats.local import read_small_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,9 +66,9 @@ class TensorDigests:
 
     def _load(self, file: str) -> Mapping[Span, str]:
         try:
-            rows = entry_in(self._path(file).read_bytes(), _VERSION, file)
+            rows = entry_in(read_small_file(self._path(file)), _VERSION, file)
             found = {(offset, nbytes): digest for offset, nbytes, digest in rows}
             sound = all(parse_digest(digest)[0] == "sha256" for digest in found.values())
-        except (OSError, ValueError, TypeError, BrokenInput):
+        except (OSError, ValueError, TypeError):
             return {}
         return found if sound else {}

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import overlay
 from overlay.cache.disk import entries, has_layout, write_atomically
-from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.layout import CacheRoot
 from overlay.errors import OverlayError
+from overlay.fingerprint.entries import entry_bytes, entry_in
+from overlay.formats.local import read_small_file
 
 if TYPE_CHECKING:
     import os
@@ -72,8 +73,8 @@ def forget_verified(root: CacheRoot, tree: Path) -> None:
 def last_verified(root: CacheRoot, tree: Path) -> Verified | None:
     """What is noted of a tree; None where nothing is, or of another one that had its name."""
     try:
-        found, identity = entry_in(_fact(root, tree).read_bytes(), _VERSION, tree.name), _identity(tree.stat())
-    except OSError:
+        found, identity = entry_in(read_small_file(_fact(root, tree)), _VERSION, tree.name), _identity(tree.stat())
+    except (OSError, ValueError):
         return None
     if found is None or found["tree"] != identity:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import secrets
 import time
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.errors import TryAgain
 from overlay.fingerprint.digests import BLOCK, descriptor_digests, parse_digest
-from overlay.formats.local import file_stat, open_file
+from overlay.fingerprint.entries import entry_bytes, entry_in
+from overlay.formats.local import file_stat, open_file, read_small_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from overlay.errors import OverlayError
     from overlay.fingerprint.digests import Digests
@@ -25,6 +25,8 @@ __all__ = ["DigestMemo"]
 
 _SETTLED_NS = 2 * 10**9
 """A file whose last change is younger than this when hashing begins could change again within the same timestamp."""
+
+_VERSION = 1
 
 _Identity = tuple[int, int, int, int]
 
@@ -86,7 +88,7 @@ class DigestMemo:
         """Keep that both digests are of one content of this size, if taking them again would cost anything."""
         if size >= BLOCK and self._equal.get(digests.sha256) != digests.xxh3_128:
             self._equal[digests.sha256] = digests.xxh3_128
-            self._store(self._equal_entry(digests.sha256), digests._asdict())
+            self._store(self._equal_entry(digests.sha256), digests.sha256, digests.xxh3_128)
 
     def xxh3_of(self, sha256: str) -> str | None:
         """The ``xxh3_128:<hex>`` of the content that has this sha256, if both were ever taken of it here.
@@ -96,10 +98,10 @@ class DigestMemo:
         """
         entry = self._equal_entry(sha256)
         if entry is not None and sha256 not in self._equal:
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # absent, or damaged: as if not there
-                found = json.loads(entry.read_bytes())
-                if found["sha256"] == sha256 and parse_digest(found["xxh3_128"])[0] == "xxh3_128":
-                    self._equal[sha256] = found["xxh3_128"]
+            with contextlib.suppress(OSError, ValueError):  # absent, or damaged: as if not there
+                found = entry_in(read_small_file(entry), _VERSION, sha256)
+                if isinstance(found, str) and parse_digest(found)[0] == "xxh3_128":
+                    self._equal[sha256] = found
         return self._equal.get(sha256)
 
     def _remembered(self, path: Path) -> str | None:
@@ -131,7 +133,7 @@ class DigestMemo:
         # Another run may have linked it meanwhile, which is no reason to fail.
         if identity == _identity(after) and begun - max(before.st_mtime_ns, before.st_ctime_ns) >= _SETTLED_NS:
             self._known[real] = identity, digests.sha256
-            self._store(self._entry(real), {"path": real, "identity": identity, "digest": digests.sha256})
+            self._store(self._entry(real), real, {"identity": list(identity), "digest": digests.sha256})
         return digests.sha256
 
     def _entry(self, real: str) -> Path | None:
@@ -144,9 +146,9 @@ class DigestMemo:
         if entry is None:
             return None
         try:
-            found = json.loads(entry.read_bytes())
+            found = entry_in(read_small_file(entry), _VERSION, real)
             inode, size, mtime_ns, ctime_ns = found["identity"]
-            if found["path"] != real or parse_digest(found["digest"])[0] != "sha256":
+            if parse_digest(found["digest"])[0] != "sha256":
                 return None
             known = (inode, size, mtime_ns, ctime_ns), found["digest"]
         except (OSError, ValueError, TypeError, KeyError):  # absent, or damaged: as if it were not there
@@ -157,14 +159,14 @@ class DigestMemo:
     def _equal_entry(self, sha256: str) -> Path | None:
         return None if self._folder is None else self._folder / f"{parse_digest(sha256)[1]}.equal"
 
-    def _store(self, entry: Path | None, document: Mapping[str, Any]) -> None:
+    def _store(self, entry: Path | None, key: str, found: Any) -> None:
         if entry is None or not self._write:
             return
         staged = entry.with_name(f".{entry.name}-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(OSError):  # a memo that cannot be written costs time, nothing else
             entry.parent.mkdir(parents=True, exist_ok=True)
             try:
-                staged.write_text(json.dumps(document), encoding="ascii")
+                staged.write_bytes(entry_bytes(_VERSION, key, found))
                 staged.replace(entry)
             finally:
                 staged.unlink(missing_ok=True)

@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Protocol
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.header import Header, read_header
 from overlay.formats.lfs import refuse_pointer
-from overlay.formats.local import explain_os_error, file_stat, open_file, read_span
+from overlay.formats.local import (
+    MAX_SMALL_FILE,
+    explain_os_error,
+    file_stat,
+    open_file,
+    read_small_file,
+    read_span,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["MAX_RANGE", "MAX_SMALL_FILE", "PICKLES", "Files", "Folder", "safe_path"]
-
-MAX_SMALL_FILE = 64 * 2**20
-"""Bytes that ``read_bytes`` reads at most: JSON and text, never weights."""
 
 MAX_RANGE = 2**20
 """Bytes that ``read_range`` reads at most: scalars such as an adapter's alpha."""
@@ -124,16 +128,7 @@ class Folder:
 
     def read_bytes(self, path: str, most: int = MAX_SMALL_FILE) -> bytes:
         """A small file, whole."""
-        with open_file(self._at(path)) as (descriptor, found):
-            if found.st_size > most:
-                raise BrokenInput(
-                    f"{self.where(path)}: {found.st_size} bytes, expected at most {most} for a small file",
-                    code="too-large",
-                    hint="check that this is the right file",
-                    where=self.where(path),
-                    size=found.st_size,
-                )
-            data = read_span(descriptor, 0, found.st_size)
+        data = read_small_file(self._at(path), most)
         refuse_pointer(data, self.where(path))
         return data
 

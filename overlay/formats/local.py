@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["explain_os_error", "file_stat", "open_file", "read_span"]
+__all__ = ["MAX_SMALL_FILE", "explain_os_error", "file_stat", "open_file", "read_small_file", "read_span"]
+
+MAX_SMALL_FILE = 64 * 2**20
+"""Bytes of a small file at most: JSON and text, never weights."""
 
 
 def file_stat(path: Path) -> os.stat_result:
@@ -65,6 +68,25 @@ def read_span(descriptor: int, start: int, nbytes: int) -> bytes:
         start += len(part)
         nbytes -= len(part)
     return b"".join(parts)
+
+
+def read_small_file(path: Path, most: int = MAX_SMALL_FILE) -> bytes:
+    """A small regular file, whole.
+
+    Raises:
+        BrokenInput: It has more than ``most`` bytes.
+        OverlayError: As ``open_file``.
+    """
+    with open_file(path) as (descriptor, found):
+        if found.st_size > most:
+            raise BrokenInput(
+                f"{path}: {found.st_size} bytes, expected at most {most} for a small file",
+                code="too-large",
+                hint="check that this is the right file",
+                where=str(path),
+                size=found.st_size,
+            )
+        return read_span(descriptor, 0, found.st_size)
 
 
 def _require_regular(path: Path, found: os.stat_result) -> None:

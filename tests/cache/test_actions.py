@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.caches import add_object, digest_of, key_of
+from support.intruders import INTRUDERS, put_in_place
+from support.users import other_user
 
 from overlay.cache import Cache
-from overlay.cache.entries import entry_bytes
+from overlay.fingerprint.entries import entry_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,11 +119,36 @@ def test_a_truncated_object_is_a_miss(cache: Cache) -> None:
     assert "has another size" in cache.notes[0]
 
 
-def test_an_unreadable_entry_is_a_miss(cache: Cache) -> None:
-    """What cannot be opened is said and not used."""
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_what_is_no_entry_at_all_is_dropped_too(cache: Cache, intruder: str) -> None:
+    """A folder, a pipe, a link: nothing hangs, it is said, and the next entry takes its place."""
     path = cache.root.action(KEY)
-    path.unlink()
-    path.mkdir()
+    put_in_place(path, intruder)
 
     assert cache.find_action(KEY) is None
-    assert "cannot be read" in cache.notes[0]
+    assert not os.path.lexists(path)
+    assert [f"{path}: not an action entry of this version, or damaged; dropped"] == cache.notes
+    cache.put_action(KEY, ENTRY)
+    assert cache.find_action(KEY) == ENTRY
+
+
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_an_entry_takes_the_place_of_anything(cache: Cache, intruder: str) -> None:
+    """Also of what came after it was looked for."""
+    put_in_place(cache.root.action(KEY), intruder)
+
+    cache.put_action(KEY, ENTRY)
+
+    assert cache.find_action(KEY) == ENTRY
+
+
+def test_an_unreadable_entry_is_a_miss(cache: Cache) -> None:
+    """What may not be opened is said and not used."""
+    path = cache.root.action(KEY)
+    path.chmod(0)
+
+    with other_user():
+        assert cache.find_action(KEY) is None
+    assert len(cache.notes) == 1
+    assert cache.notes[0].startswith(str(path))
+    assert cache.notes[0].endswith("; not used")

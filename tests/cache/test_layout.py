@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support.intruders import INTRUDERS, put_in_place
 
 from overlay.cache import Cache, CacheRoot, choose_root
 from overlay.errors import BrokenInput, CannotWrite, InvalidUsage
@@ -87,6 +88,16 @@ def test_another_layout_is_refused(tmp_path: Path, text: str, *, create: bool) -
 
     assert caught.value.code == "layout-unknown"
     assert "upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize("intruder", sorted(INTRUDERS.keys() - {"link to nothing"}))
+def test_what_is_no_version_at_all_is_refused(tmp_path: Path, intruder: str) -> None:
+    """A folder, a pipe, a link to something else: refused at once."""
+    Cache.open(tmp_path, create=True)
+    put_in_place(tmp_path / ".overlay/version", intruder)
+
+    with pytest.raises(CannotWrite):
+        Cache.open(tmp_path, create=False)
 
 
 def test_a_file_in_place_of_the_root_is_named(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.children import as_plain_user, end_child, in_child, start_child
+from support.intruders import INTRUDERS, put_in_place
 
 from overlay.cache import Cache
+from overlay.cache.owner import Owner
 from overlay.errors import TryAgain
 
 if TYPE_CHECKING:
@@ -158,3 +160,15 @@ def test_a_lock_survives_its_forks(cache: Cache) -> None:
 def acquired(cache: Cache) -> bool:
     with cache.lock("build", timeout=0) as held:
         return held
+
+
+@pytest.mark.parametrize("intruder", INTRUDERS)
+@pytest.mark.parametrize("name", ["build.lock", "build.json"])
+def test_anything_in_the_place_of_a_lock(cache: Cache, name: str, intruder: str) -> None:
+    """A folder, a pipe, a link: nothing hangs, and the work goes on."""
+    (cache.root.locks).mkdir(exist_ok=True)
+    put_in_place(cache.root.locks / name, intruder)
+
+    assert Owner.read(cache.root.locks / name) is None
+    with cache.lock("build", timeout=0):
+        pass

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.caches import LOCATION, TREE, build, is_whole
 from support.children import in_child, mount_read_only, own_mounts
+from support.intruders import INTRUDERS, put_in_place
 
 from overlay.cache import CacheRoot
 from overlay.cache.collecting import gc, plan_rm, rm
@@ -85,6 +86,21 @@ def test_a_damaged_pin_is_a_pin(root: CacheRoot, data: bytes) -> None:
     assert gc(root, max_size=0).trees == ()
     with pytest.raises(CannotWrite, match="pinned"):
         rm(root, [TREE])
+
+
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_anything_in_the_place_of_a_pin_is_a_pin(root: CacheRoot, intruder: str) -> None:
+    """A folder, a pipe, a link: nothing hangs, the tree stays, and the pin can be made anew."""
+    pin(root, TREE)
+    put_in_place(root.pins / TREE, intruder)
+
+    assert gc(root, max_size=0).trees == ()
+    assert pins(root).keys() == {TREE}
+    pin(root, TREE, "again")
+    assert pins(root)[TREE].reason == "again"
+    put_in_place(root.pins / TREE, intruder)
+    assert unpin(root, TREE)
+    assert pins(root) == {}
 
 
 def test_a_pin_is_replaced_by_a_later_one(root: CacheRoot) -> None:

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.caches import digest_of
+from support.intruders import INTRUDERS, put_in_place
 
-from overlay.cache.entries import entry_bytes
 from overlay.cache.layout import CacheRoot
 from overlay.cache.tensors import TensorDigests
+from overlay.fingerprint.entries import entry_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,13 +82,15 @@ def test_a_damaged_entry_is_as_good_as_none(root: CacheRoot, data: bytes) -> Non
     assert entry_of(root).read_bytes() == entry_bytes(1, FILE, ROWS)
 
 
-def test_an_entry_that_cannot_be_read_is_as_good_as_none(root: CacheRoot) -> None:
-    """A folder in its place, say."""
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_what_is_no_entry_at_all_is_as_good_as_none(root: CacheRoot, intruder: str) -> None:
+    """A folder, a pipe, a link: nothing hangs, and the next entry takes its place."""
     TensorDigests(root).keep(FILE, FOUND)
     path = entry_of(root)
-    path.unlink()
-    path.mkdir()
+    put_in_place(path, intruder)
     assert TensorDigests(root).of(FILE) == {}
+    TensorDigests(root).keep(FILE, FOUND)
+    assert TensorDigests(root).of(FILE) == FOUND
 
 
 def test_the_name_of_an_entry_stays_in_its_folder(root: CacheRoot) -> None:

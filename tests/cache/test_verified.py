@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.intruders import INTRUDERS, put_in_place
 from support.users import other_user
 
 import overlay
 from overlay.cache import Cache
 from overlay.cache.collecting import gc
-from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.verified import (
     forget_verified,
     last_verified,
@@ -21,6 +21,7 @@ from overlay.cache.verified import (
     root_of,
     without_tree,
 )
+from overlay.fingerprint.entries import entry_bytes, entry_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,6 +102,18 @@ def test_a_damaged_note_is_none(tree: Path, damage: str) -> None:
     remember_verified(root, tree, tree.stat(), "full")
     note(tree).write_bytes(DAMAGE[damage](note(tree).read_bytes(), tree.name))
     assert last_verified(root, tree) is None
+
+
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_what_is_no_note_at_all_is_none(tree: Path, intruder: str) -> None:
+    """A folder, a pipe, a link: nothing hangs, and the next note takes its place."""
+    root = root_of(tree)
+    assert root is not None
+    remember_verified(root, tree, tree.stat(), "full")
+    put_in_place(note(tree), intruder)
+    assert last_verified(root, tree) is None
+    remember_verified(root, tree, tree.stat(), "full")
+    assert last_verified(root, tree) is not None
 
 
 def test_a_root_that_cannot_be_written_is_read(tmp_path: Path) -> None:

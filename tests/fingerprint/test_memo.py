@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support.intruders import INTRUDERS, put_in_place
 from support.users import other_user
 
 from overlay.errors import BrokenInput, NotHere, TryAgain
 from overlay.fingerprint import BLOCK, DigestMemo, Digests, bytes_digest, memo
+from overlay.fingerprint.entries import entry_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,11 +169,11 @@ def test_every_part_of_the_identity_counts(tmp_path: Path, clock: Clock, field: 
     path = _file(tmp_path / "x")
     DigestMemo(tmp_path / "memo").sha256(path)
     (entry,) = (tmp_path / "memo").iterdir()
-    document = json.loads(entry.read_bytes())
     found = path.stat()
-    assert document["identity"] == [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-    document["identity"][field] += 1
-    entry.write_text(json.dumps({**document, "digest": _sha256(b"of another time")}))
+    identity = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    assert json.loads(entry.read_bytes())["entry"]["identity"] == identity
+    identity[field] += 1
+    entry.write_bytes(_edited(entry.read_bytes(), identity=identity, digest=_sha256(b"of another time")))
 
     assert DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights!")
     assert clock.hashed == 2
@@ -186,9 +188,9 @@ def test_an_entry_is_replaced_and_never_rewritten(tmp_path: Path, clock: Clock) 
     with entry.open("rb") as old:
         path.write_bytes(b"other content")
         DigestMemo(tmp_path / "memo").sha256(path)
-        assert json.loads(old.read())["digest"] == _sha256(b"weights!")
+        assert json.loads(old.read())["entry"]["digest"] == _sha256(b"weights!")
 
-    assert json.loads(entry.read_bytes())["digest"] == _sha256(b"other content")
+    assert json.loads(entry.read_bytes())["entry"]["digest"] == _sha256(b"other content")
     assert clock.hashed == 2
 
 
@@ -251,17 +253,24 @@ def test_entries_have_the_mode_of_the_umask(tmp_path: Path, clock: Clock) -> Non
     assert (entry.stat().st_mode & 0o777, clock.hashed) == (0o644, 1)
 
 
+def _edited(entry: bytes, **changes: object) -> bytes:
+    """An entry that is whole, and says something else."""
+    document = json.loads(entry)
+    return entry_bytes(1, document["key"], {**document["entry"], **changes})
+
+
 DAMAGE = {
-    "empty": lambda _: b"",
     "cut": lambda entry: entry[:-10],
-    "not JSON": lambda _: b"\xff\x00",
     "list": lambda _: b"[]",
-    "no identity": lambda entry: json.dumps({**json.loads(entry), "identity": None}).encode(),
-    "short identity": lambda entry: json.dumps({**json.loads(entry), "identity": [1, 2]}).encode(),
-    "other path": lambda entry: json.dumps({**json.loads(entry), "path": "/x"}).encode(),
-    "no digest": lambda entry: json.dumps({**json.loads(entry), "digest": None}).encode(),
-    "bad digest": lambda entry: json.dumps({**json.loads(entry), "digest": "sha256:../x"}).encode(),
-    "other algorithm": lambda entry: json.dumps({**json.loads(entry), "digest": "sha1-git:" + "0a" * 20}).encode(),
+    "one digit": lambda entry: entry.replace(_sha256(b"weights!")[-9:].encode(), b"012345678"),
+    "other path": lambda entry: entry_bytes(1, "/x", json.loads(entry)["entry"]),
+    "other version": lambda entry: entry_bytes(2, json.loads(entry)["key"], json.loads(entry)["entry"]),
+    "another form": lambda entry: entry_bytes(1, json.loads(entry)["key"], [1]),
+    "no identity": lambda entry: _edited(entry, identity=None),
+    "short identity": lambda entry: _edited(entry, identity=[1, 2]),
+    "no digest": lambda entry: _edited(entry, digest=None),
+    "bad digest": lambda entry: _edited(entry, digest="sha256:../x"),
+    "other algorithm": lambda entry: _edited(entry, digest="sha1-git:" + "0a" * 20),
 }
 
 
@@ -291,7 +300,7 @@ def test_concurrent_writers_of_one_memo(tmp_path: Path, clock: Clock) -> None:
         list(pool.map(work, range(32)))
 
     entries = list((tmp_path / "memo").iterdir())
-    assert {json.loads(entry.read_bytes())["path"] for entry in entries} == {str(path) for path in files}
+    assert {json.loads(entry.read_bytes())["key"] for entry in entries} == {str(path) for path in files}
     assert len(entries) == len(files) <= clock.hashed < 32 * len(files)
 
 
@@ -398,30 +407,42 @@ def test_equal_digests_of_small_content_are_not_kept(tmp_path: Path) -> None:
 
 
 EQUAL_DAMAGE = {
-    "empty": "",
-    "not JSON": "{",
-    "list": "[]",
-    "of another content": json.dumps({**EQUAL._asdict(), "sha256": _sha256(b"")}),
-    "nothing said": json.dumps({"sha256": EQUAL.sha256}),
-    "no digest": json.dumps({**EQUAL._asdict(), "xxh3_128": None}),
-    "bad digest": json.dumps({**EQUAL._asdict(), "xxh3_128": "xxh3_128:00"}),
-    "another kind": json.dumps({**EQUAL._asdict(), "xxh3_128": EQUAL.sha256}),
+    "list": b"[]",
+    "one digit": entry_bytes(1, EQUAL.sha256, EQUAL.xxh3_128).replace(EQUAL.xxh3_128[-9:].encode(), b"012345678"),
+    "of another content": entry_bytes(1, _sha256(b""), EQUAL.xxh3_128),
+    "no digest": entry_bytes(1, EQUAL.sha256, None),
+    "bad digest": entry_bytes(1, EQUAL.sha256, "xxh3_128:00"),
+    "another kind": entry_bytes(1, EQUAL.sha256, EQUAL.sha256),
 }
 
 
-@pytest.mark.parametrize("text", EQUAL_DAMAGE.values(), ids=EQUAL_DAMAGE)
-def test_a_damaged_pair_of_equal_digests_is_as_good_as_none_and_is_repaired(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("data", EQUAL_DAMAGE.values(), ids=EQUAL_DAMAGE)
+def test_a_damaged_pair_of_equal_digests_is_as_good_as_none_and_is_repaired(tmp_path: Path, data: bytes) -> None:
     """It is not believed, and the next pass writes it anew."""
     DigestMemo(tmp_path / "memo").remember_equal(EQUAL, BLOCK)
     (entry,) = (tmp_path / "memo").iterdir()
-    whole = entry.read_text()
-    entry.write_text(text)
+    whole = entry.read_bytes()
+    entry.write_bytes(data)
     digests = DigestMemo(tmp_path / "memo")
 
     assert digests.xxh3_of(EQUAL.sha256) is None
     digests.remember_equal(EQUAL, BLOCK)
     assert digests.xxh3_of(EQUAL.sha256) == EQUAL.xxh3_128
-    assert entry.read_text() == whole
+    assert entry.read_bytes() == whole
+
+
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_what_is_no_entry_at_all_is_as_good_as_none(tmp_path: Path, clock: Clock, intruder: str) -> None:
+    """A folder, a pipe, a link: nothing hangs, the digests are right, and nothing is written through a link."""
+    path = _file(tmp_path / "x")
+    DigestMemo(tmp_path / "memo").sha256(path)
+    DigestMemo(tmp_path / "memo").remember_equal(EQUAL, BLOCK)
+    for entry in (tmp_path / "memo").iterdir():
+        put_in_place(entry, intruder)
+
+    assert DigestMemo(tmp_path / "memo").sha256(path) == _sha256(b"weights!")
+    assert DigestMemo(tmp_path / "memo").xxh3_of(EQUAL.sha256) is None
+    assert clock.hashed == 2
 
 
 def test_a_wrong_pair_is_replaced_by_a_right_one(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from support.models import STAGE, VDN, options
 from support.published_rule import files_of
 
 from overlay.cache import Cache, store
-from overlay.cache.entries import entry_bytes, entry_in
 from overlay.cache.layout import CacheRoot
 from overlay.cache.tensors import TensorDigests
 from overlay.demo.revisions import bump_alpha, bump_readme, bump_turbo_block
 from overlay.errors import BrokenInput, CannotWrite, InvalidUsage
+from overlay.fingerprint.entries import entry_bytes, entry_in
 from overlay.formats.header import read_header
 from overlay.formats.layout import canonical_layout
 from overlay.materialization import learning

@@ -15,6 +15,7 @@ from support.users import other_user
 
 from overlay.cache.verified import last_verified, root_of
 from overlay.fingerprint import BLOCK, DigestMemo, bytes_digest, digests, file_digest, memo
+from overlay.fingerprint.entries import entry_bytes
 from overlay.materialization import content
 from overlay.materialization import verify as verify_module
 from overlay.materialization.materialize import materialize
@@ -125,7 +126,7 @@ def test_a_file_that_was_made_to_pass_is_found_by_sha256(built: Built) -> None:
     sha256 = file_digest(path, "sha256")
     forged = bytes(reversed(path.read_bytes()))
     rewrite(path, forged)
-    entry_of(built, sha256).write_text(json.dumps({"sha256": sha256, "xxh3_128": bytes_digest(forged, "xxh3_128")}))
+    entry_of(built, sha256).write_bytes(entry_bytes(1, sha256, bytes_digest(forged, "xxh3_128")))
     assert verify(built.tree).ok
     [problem] = verify(built.tree, "sha256").problems
     assert built.tree / problem.path == path
@@ -151,13 +152,14 @@ def test_a_wrong_entry_is_no_damage_of_the_file(built: Built, hashed: list[Path]
     """The record's own digest decides, and the entry is set right."""
     verify(built.tree)
     path = carried(built.tree)
-    entry = entry_of(built, file_digest(path, "sha256"))
-    right = entry.read_text()
-    entry.write_text(json.dumps({**json.loads(right), "xxh3_128": "xxh3_128:" + "0" * 32}))
+    sha256 = file_digest(path, "sha256")
+    entry = entry_of(built, sha256)
+    right = entry.read_bytes()
+    entry.write_bytes(entry_bytes(1, sha256, "xxh3_128:" + "0" * 32))
     hashed.clear()
     assert verify(built.tree).ok
     assert [place.stat().st_ino for place in hashed] == [path.stat().st_ino]
-    assert entry.read_text() == right
+    assert entry.read_bytes() == right
 
 
 def test_one_large_file_is_read_by_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from overlay.fingerprint import action_key
+from overlay.fingerprint.actions import action_key
 
 __all__ = ["entry_bytes", "entry_in"]
 
