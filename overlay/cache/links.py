@@ -19,7 +19,7 @@ from overlay.formats.local import explain_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SMALL_FILE", "How", "LinkMode", "LinkResult", "copy_file", "input_changed", "is_small", "link_file", "ways"]
+__all__ = ["SMALL_FILE", "How", "LinkMode", "LinkResult", "input_changed", "is_small", "link_file", "ways"]
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 How = Literal["reflink", "hardlink", "copy"]
@@ -85,7 +85,7 @@ def _hardlink(source: Path, dest: Path) -> None:
     dest.hardlink_to(source)
 
 
-def copy_file(source: Path, dest: Path) -> None:
+def _copy(source: Path, dest: Path) -> None:
     """Copy inside the kernel where it can, else through a buffer.
 
     Raises:
@@ -132,4 +132,4 @@ def _copy_in_kernel(source: int, dest: int, size: int) -> int:
     return copied
 
 
-_WAYS = {"reflink": _reflink, "hardlink": _hardlink, "copy": copy_file}
+_WAYS = {"reflink": _reflink, "hardlink": _hardlink, "copy": _copy}

@@ -8,7 +8,7 @@ from typing import Any
 
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused
 
-__all__ = ["MAY_NOT_WRITE", "OUT_OF_ROOM", "cannot_read", "cannot_write", "errno_name", "meaning_of"]
+__all__ = ["MAY_NOT_WRITE", "cannot_read", "cannot_write", "errno_name", "meaning_of"]
 
 _LOCAL_DISK = "use a local disk, because this filesystem lacks the operation (overlay doctor tells)"
 _PERMITTED = "run as a user who may write there"
@@ -38,8 +38,7 @@ _WRITING = {
     errno.ELOOP: ("link-loop", "remove the link that leads back to itself"),
     errno.EIO: ("disk-error", "look for faults of that disk in the kernel log: dmesg"),
 }
-OUT_OF_ROOM = ("no-room", "quota-exceeded")
-"""Codes that mean: something there must go first."""
+_OUT_OF_ROOM = ("no-room", "quota-exceeded")
 
 MAY_NOT_WRITE = ("read-only", "not-permitted")
 """Codes that mean: this user may not write there, and can still read."""
@@ -70,7 +69,7 @@ def cannot_write(
         data: More facts.
     """
     code, advice = meaning_of(error) or ("write-failed", "look at that disk")
-    room = f" ({first})" if first and code in OUT_OF_ROOM else ""
+    room = f" ({first})" if first and code in _OUT_OF_ROOM else ""
     name = error.filename
     return CannotWrite(
         f"{where}: {operation}: {error.strerror or error}{detail}",
