@@ -6,6 +6,7 @@ go, the plan is made anew.
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from itertools import chain
@@ -95,11 +96,13 @@ def _require_free(tree: TreeInfo, *, leased: bool) -> None:
             reason=tree.pin.reason,
         )
     if tree.leases and not leased:
+        first = tree.leases[0]
+        ends = "stop that reader" if first.until is None else f"end that lease with rm {shlex.quote(str(first.file))}"
         more = f" and {len(tree.leases) - 1} more" if len(tree.leases) > 1 else ""
         raise TryAgain(
-            f"{tree.path}: in use by {tree.leases[0].describe()}{more}",
+            f"{tree.path}: in use by {first.describe()}{more}",
             code="tree-leased",
-            hint="stop that reader, or take its files from under it with --leased",
+            hint=f"{ends}, or take its files from under it with --leased",
             path=str(tree.path),
             leases=[str(lease.file) for lease in tree.leases],
         )

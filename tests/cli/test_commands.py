@@ -380,6 +380,7 @@ def test_lease_for_a_time(own_world: World, document: Any, capsys: pytest.Captur
     assert "leased 1" in out
     error = document("error", "cache", "rm", MODEL, "--dry-run", status=5)["error"]
     assert (error["code"], error["data"]["leases"]) == ("tree-leased", [held["file"]])
+    assert error["hint"].startswith(f"end that lease with rm {held['file']}, or ")
     assert len(document("cache-rm", "cache", "rm", MODEL, "--leased")["trees"]) == 1
 
 
