@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 import overlay
+from overlay.cli._errors import PIPE_CLOSED
 from overlay.cli._options import DIRECTORY, Common, common_options
 from overlay.cli._output import format_seconds, style
 from overlay.errors import CannotWrite, CheckFailed, InvalidUsage
@@ -148,6 +149,8 @@ def _run(common: Common, about: str, *args: str, may_differ: bool = False) -> De
     click.echo(style(f"$ {line}", "strong"))
     started = time.monotonic()
     status = run([*args, *(["--quiet"] if common.output.quiet else [])])
+    if status == PIPE_CLOSED:
+        raise click.exceptions.Exit(status)
     if status > may_differ:
         raise CheckFailed(
             f"{line}: ended with status {status}", code="demo-failed", hint="see what it said above", status=status

@@ -220,11 +220,12 @@ def test_bug_report_holds_no_token(
     assert "verysecret" not in out + err
 
 
-def test_reader_that_went_away_is_no_complaint() -> None:
+@pytest.mark.parametrize("word", ["--help", "demo"])
+def test_reader_that_went_away_is_no_complaint(word: str) -> None:
     """`overlay … | head -1` ends quietly."""
     code = "import overlay.cli; overlay.cli.main()"
     with subprocess.Popen(
-        [sys.executable, "-c", code, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", code, word], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         process.stdout.close()
         err = process.stderr.read()
