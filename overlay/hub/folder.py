@@ -111,7 +111,7 @@ def open_in_hub_folder(hub: Path, pin: Pin, memo: DigestMemo, only: Sequence[str
             where=str(folder),
             revisions=names,
         )
-    expected = pin.revision or "a revision"
+    expected = pin.revision or "main"
     raise NotHere(
         f"{folder}: no folder {expected} of {pin.repo}; found {', '.join(names) or 'no revision at all'}",
         code="revision-not-here",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from overlay.cache import Cache, LinkMode, choose_root
 from overlay.errors import InvalidUsage, NotHere
@@ -78,8 +79,15 @@ def existing_folder(path: Path) -> Path:
     if path.is_dir():
         return path
     if path.exists():
-        raise InvalidUsage(f"{path}: is a file, expected a folder", code="not-a-folder", path=str(path))
-    raise NotHere(f"{path}: no such folder", code="no-such-folder", path=str(path))
+        raise InvalidUsage(
+            f"{path}: is a file, expected a folder",
+            code="not-a-folder",
+            hint="name the folder it is in",
+            path=str(path),
+        )
+    raise NotHere(
+        f"{path}: no such folder", code="no-such-folder", hint=f"ls {quote(str(path.parent))}", path=str(path)
+    )
 
 
 def open_cache(options: Options, *, create: bool) -> Cache:

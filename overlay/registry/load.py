@@ -109,8 +109,9 @@ def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
 def _with_origin(error: InvalidRegistry, how: str | None) -> InvalidRegistry:
     """The same error, whose hint also says how the file came to be read."""
     data: dict[str, Any] = error.data
-    hint = "; ".join(part for part in (error.hint, how and f"the file was {how}") if part)
-    return InvalidRegistry(error.message, code=error.code, hint=hint or None, **data)
+    origin = how and f"the file was {how}"
+    hint = f"{error.hint} ({origin})" if error.hint and origin else error.hint or origin
+    return InvalidRegistry(error.message, code=error.code, hint=hint, **data)
 
 
 def _working_directory() -> Path:
