@@ -32,7 +32,7 @@ def fail(code: int, name: str) -> Callable[..., Any]:
     [
         (errno.ENOSPC, "no-room", "overlay cache gc"),
         (errno.EDQUOT, "quota-exceeded", "quota"),
-        (errno.EROFS, "read-only", "make it writable"),
+        (errno.EROFS, "read-only", "mount it so that it can be written"),
         (errno.EACCES, "not-permitted", "run as a user who may"),
         (errno.EPERM, "not-permitted", "run as a user who may"),
         (errno.EXDEV, "other-filesystem", "one filesystem"),
