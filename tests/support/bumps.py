@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from overlay.fingerprint.entries import entry_bytes
 from overlay.materialization.survey import Counters
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _entry(root: Path, path: Path) -> Path:
 
 def remembered_digest(root: Path, path: Path) -> str:
     """What a cache root remembers of a file."""
-    return str(json.loads(_entry(root, path).read_bytes())["digest"])
+    return str(json.loads(_entry(root, path).read_bytes())["entry"]["digest"])
 
 
 def remember_digest(root: Path, path: Path, digest: str) -> None:
@@ -204,10 +205,10 @@ def remember_digest(root: Path, path: Path, digest: str) -> None:
     which a test cannot do otherwise: no program can set a ctime.
     """
     found, entry = path.stat(), _entry(root, path)
-    identity = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    identity = [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
     entry.parent.mkdir(parents=True, exist_ok=True)
     entry.unlink(missing_ok=True)  # it may be shared with the root that this one is a copy of
-    entry.write_text(json.dumps({"path": os.path.realpath(path), "identity": identity, "digest": digest}))
+    entry.write_bytes(entry_bytes(1, os.path.realpath(path), {"identity": identity, "digest": digest}))
 
 
 _digests: dict[tuple[int, int], str] = {}
