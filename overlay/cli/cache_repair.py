@@ -52,7 +52,7 @@ def repair(common: Common, targets: tuple[str, ...], dry_run: bool, **choices: A
     """Read every byte of the cache and build again what is not what its record says.
 
     TARGET is a model, a tree or a location; all by default. Sound files stay, damaged ones are made anew from their
-    source. A damaged tree that nothing points to, or whose model no registry knows, is taken out.
+    source. A damaged tree that the registry in force would not build, or that nothing points to, is taken out.
     """
     from overlay.materialization.repair import repair as repair_cache
 

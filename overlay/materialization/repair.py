@@ -13,6 +13,7 @@ from overlay.materialization.content import Problem
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, silent
+from overlay.materialization.resolve import resolve
 from overlay.materialization.verify import verify
 from overlay.registry import LOCAL
 
@@ -37,8 +38,9 @@ class Repaired:
     Attributes:
         problems: What was wrong with it.
         result: ``sound``: nothing was. ``rebuilt``: its model is whole again under today's pins. ``removed``: it was
-            taken out, and nothing points to it any more: a superseded generation, a model of no registry, or one made
-            of a local folder, which only whoever has that folder can make again.
+            taken out, and nothing points to it any more: a superseded generation, one whose location is not where the
+            registry in force puts the model, a model of no registry, or one made of a local folder, which only whoever
+            has that folder can make again.
         path: The tree in its place; None where it was removed.
     """
 
@@ -125,16 +127,22 @@ def _again(
     cache: Cache, tree: TreeInfo, record: Record | None, options: Options, build: _Build, *, dry_run: bool
 ) -> tuple[Literal["rebuilt", "removed"], Path | None]:
     """Build a damaged tree's model again by the rule that it was built by, if it had a location and a pinned source."""
+    result: tuple[Literal["rebuilt", "removed"], Path | None] = ("removed", None)
     from_folder = record is not None and any(repo.revision == LOCAL for repo in record.repos)
-    if tree.locations and tree.model is not None and not from_folder:
-        if dry_run:
-            return "rebuilt", None
+    if tree.model is not None and not from_folder:
         by_rule = replace(options, rule=record.rule) if record is not None and record.rule else options
         # Without the model in a registry, it cannot be built again.
         with suppress(InvalidUsage):
-            return "rebuilt", build(tree.model, by_rule)
+            if _is_where_it_belongs(tree, tree.model, by_rule):
+                result = "rebuilt", None if dry_run else build(tree.model, by_rule)
     if not dry_run:
         for location in tree.locations:
             if cache.location_target(location) is None:
                 cache.drop_location(location)
-    return "removed", None
+    return result
+
+
+def _is_where_it_belongs(tree: TreeInfo, model: str, options: Options) -> bool:
+    """Whether a build of the model today comes to a location of this tree; it would not replace another generation."""
+    location = resolve(model, options).state.location
+    return bool(tree.locations) and (location is None or location.name in tree.locations)

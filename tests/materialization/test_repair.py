@@ -8,7 +8,7 @@ import pytest
 from support.checkpoints import copy_hub
 from support.models import VDN, options
 
-from overlay.demo.revisions import bump_readme
+from overlay.demo.revisions import bump_overlay_readme, bump_readme
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.repair import repair
@@ -69,6 +69,38 @@ def test_a_damaged_object_is_repaired_in_every_generation(
     assert results[new_tree.name] == "rebuilt"
     assert results[old_tree.name] == ("removed" if superseded else "rebuilt")
     assert {done.result for done in repair((), newer)} == {"sound"}
+
+
+def test_a_generation_of_other_pins_is_taken_out(built: Built, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Today's registry does not build it, so its location leads nowhere and goes too; the other stays as it is."""
+    old_tree, old_location = built.tree, built.location
+    newer = options(bump_overlay_readme(copy_hub(tmp_path_factory)), built.root)
+    new_tree = materialize(VDN, newer).path
+    rot(old_tree / SMALL)
+
+    said = {done.name: (done.result, done.path) for done in repair((), newer, dry_run=True)}
+    done = {done.name: (done.result, done.path) for done in repair((), newer)}
+
+    assert new_tree is not None
+    assert said == done == {old_tree.name: ("removed", None), new_tree.name: ("sound", new_tree)}
+    assert not old_location.is_symlink()
+    assert [link.resolve() for link in locations(built)] == [new_tree]
+    assert materialize(VDN, built.options()).result == "reused"
+    assert verify(old_location).ok
+
+
+def test_a_generation_is_repaired_under_the_registry_that_pins_it(
+    built: Built, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever else is there."""
+    tree = built.tree
+    materialize(VDN, options(bump_overlay_readme(copy_hub(tmp_path_factory)), built.root))
+    rot(tree / SMALL)
+
+    results = {done.name: (done.result, done.path) for done in repair((), built.options())}
+
+    assert results[tree.name] == ("rebuilt", tree)
+    assert {result for result, _ in results.values()} == {"rebuilt", "sound"}
 
 
 def locations(built: Built) -> list[Path]:
