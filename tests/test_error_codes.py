@@ -40,6 +40,7 @@ OF_THE_COMMAND_LINE = {
     "interrupted": {"130"},
     "terminated": {"143"},
     "transient": {"5"},
+    "out-of-memory": {"4", "5"},
     "model-absent": {"3"},
     "model-damaged": {"3"},
     "model-stale": {"3"},

@@ -33,6 +33,7 @@ __all__ = [
     "has_layout",
     "is_file_of",
     "make_folder",
+    "put_in_place",
     "remove",
     "share_with_group",
     "write_atomically",
@@ -84,10 +85,6 @@ def writing(root: CacheRoot, operation: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise cannot_write(error, root, operation) from error
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def free_room(path: Path) -> int:
@@ -157,10 +154,19 @@ def is_file_of(path: Path, size: int) -> bool:
 
 def remove(path: Path) -> None:
     """Remove whatever is there."""
-    if _is_folder(path):
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+def put_in_place(file: Path, path: Path) -> None:
+    """Rename a finished file to its place, whatever is there: a folder is none of ours."""
+    try:
+        file.replace(path)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+        file.replace(path)
 
 
 def make_folder(path: Path, root: CacheRoot, *, durable: bool) -> None:
@@ -220,9 +226,7 @@ def write_atomically(path: Path, data: bytes, root: CacheRoot, *, durable: bool)
                 fsync(temporary)
         share_with_group(temporary, root)
         with writing(root, f"rename {path.name} into place"):
-            if _is_folder(path):  # nobody of us made it
-                shutil.rmtree(path)
-            temporary.replace(path)
+            put_in_place(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()

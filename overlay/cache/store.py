@@ -17,6 +17,8 @@ from overlay.cache.disk import (
     has_layout,
     is_file_of,
     make_folder,
+    put_in_place,
+    remove,
     share_with_group,
     write_atomically,
     writing,
@@ -135,7 +137,7 @@ class Cache:
             if is_file_of(target, size):
                 staged.unlink()
             else:
-                staged.replace(target)
+                put_in_place(staged, target)
         with writing(self.root, "fsync objects"):
             fsync(target.parent)
         return target
@@ -211,8 +213,8 @@ class Cache:
 
     def drop_object(self, digest: str) -> None:
         """Forget an object whose bytes were found to be wrong; the next build makes it again."""
-        with writing(self.root, "unlink an object"):
-            self.root.object(digest).unlink(missing_ok=True)
+        with writing(self.root, "unlink an object"), suppress(FileNotFoundError):
+            remove(self.root.object(digest))
 
     # Actions
 

@@ -19,7 +19,7 @@ import click
 import overlay
 from overlay.cli._output import SCHEMA_VERSION, say, style
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, TryAgain
-from overlay.formats.os_errors import errno_name, meaning_of
+from overlay.formats.os_errors import OUT_OF_MEMORY, errno_name, is_out_of_memory, meaning_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +86,9 @@ def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int: 
             return error.code if isinstance(error.code, int) else BUG
         case BrokenPipeError():
             return PIPE_CLOSED
+        case MemoryError() | RuntimeError() | OSError() if is_out_of_memory(error):
+            message = f"no more memory or threads for this process ({error})" if str(error) else "out of memory"
+            return ErrorReport("out-of-memory", message, OUT_OF_MEMORY[1], TryAgain.exit_status)
         case OSError():
             return _os_error(error) or _bug(error, args)
         case RuntimeError() if str(error).startswith("Symlink loop"):  # how pathlib puts ELOOP before Python 3.13
@@ -149,14 +152,8 @@ def _os_error(error: OSError) -> ErrorReport | None:
 
 
 def _bug(error: BaseException, args: Sequence[str]) -> ErrorReport:
-    if isinstance(error, MemoryError):
-        message, hint = (
-            "out of memory",
-            "lower --memory or --jobs; if that does not help, report it with the data below",
-        )
-    else:
-        message = f"{type(error).__name__}: {redact(str(error))}"
-        hint = "this is a bug in overlay; please report it with the line below and the output of: overlay doctor"
+    message = f"{type(error).__name__}: {redact(str(error))}"
+    hint = "this is a bug in overlay; please report it with the line below and the output of: overlay doctor"
     command = redact(shlex.join(["overlay", *args]))
     versions = f"overlay {overlay.__version__}, Python {platform.python_version()}, {platform.platform()}"
     return ErrorReport("bug", message, f"{hint}\n  {versions}, command: {command}", BUG, {"command": command})

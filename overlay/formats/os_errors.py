@@ -8,7 +8,15 @@ from typing import Any
 
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused
 
-__all__ = ["MAY_NOT_WRITE", "cannot_read", "cannot_write", "errno_name", "meaning_of"]
+__all__ = [
+    "MAY_NOT_WRITE",
+    "OUT_OF_MEMORY",
+    "cannot_read",
+    "cannot_write",
+    "errno_name",
+    "is_out_of_memory",
+    "meaning_of",
+]
 
 _LOCAL_DISK = "use a local disk, because this filesystem lacks the operation (overlay doctor tells)"
 _PERMITTED = "run as a user who may write there"
@@ -16,6 +24,14 @@ _ONE_PLACE = (
     "let all of it lie on one filesystem, mount and project quota; to copy inputs from elsewhere, use --link copy"
 )
 _FEWER_FILES = "allow more open files: ulimit -n 4096"
+
+OUT_OF_MEMORY = (
+    "out-of-memory",
+    "lower --memory or --jobs, or let this process have more (ulimit -v, ulimit -u, the container's limits)",
+)
+"""Code and advice where a process gets no more memory or threads."""
+
+_NO_MEMORY_WORDS = ("can't allocate memory", "can't start new thread")  # as torch and Python put it
 
 _WRITING = {
     errno.ENOSPC: ("no-room", "free some room there"),
@@ -37,6 +53,7 @@ _WRITING = {
     errno.ENAMETOOLONG: ("name-too-long", "use a shorter path"),
     errno.ELOOP: ("link-loop", "remove the link that leads back to itself"),
     errno.EIO: ("disk-error", "look for faults of that disk in the kernel log: dmesg"),
+    errno.ENOMEM: OUT_OF_MEMORY,
 }
 _OUT_OF_ROOM = ("no-room", "quota-exceeded")
 
@@ -47,6 +64,13 @@ MAY_NOT_WRITE = ("read-only", "not-permitted")
 def meaning_of(error: OSError) -> tuple[str, str] | None:
     """Code and advice of a refused write; None for an errno that has none of its own."""
     return _WRITING.get(error.errno or 0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether Python, torch or the system says that there is no more memory, or no more threads."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY_WORDS)
 
 
 def errno_name(error: OSError) -> str:
@@ -97,7 +121,7 @@ def cannot_read(error: OSError, where: str, *, look: str | None = None, at: int 
     if isinstance(error, PermissionError):
         return Refused(f"{where}: no permission to read it", code="unreadable", hint=look, where=where)
     message = f"{where}: cannot be read{'' if at is None else f' at byte {at}'}: {error.strerror or error}"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         code, advice = _WRITING[error.errno]
         return CannotWrite(message, code=code, hint=advice, where=where)
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):

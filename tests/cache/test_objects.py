@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.caches import add_object, digest_of
+from support.intruders import INTRUDERS, put_in_place
 
 from overlay.cache import SMALL_FILE, Cache, is_small, links
 from overlay.errors import BrokenInput, CannotWrite, NotHere, TryAgain
@@ -63,6 +64,22 @@ def test_adopted_once(cache: Cache) -> None:
     assert second.read_bytes() == DATA
     assert cache.has_object(DIGEST, len(DATA))
     assert list(cache.root.staging.iterdir()) == []
+
+
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_anything_in_the_place_of_an_object_is_replaced(cache: Cache, intruder: str) -> None:
+    """A folder, a pipe, a link: it is no object, the next build takes its place, and a repair throws it out."""
+    path = cache.object_path(DIGEST)
+    path.parent.mkdir(parents=True)
+    put_in_place(path, intruder)
+
+    assert not cache.has_object(DIGEST, len(DATA))
+    add_object(cache, DATA)
+    assert path.read_bytes() == DATA
+    assert not path.is_symlink()
+    put_in_place(path, intruder)
+    cache.drop_object(DIGEST)
+    assert not os.path.lexists(path)
 
 
 def test_a_damaged_object_is_replaced(cache: Cache) -> None:

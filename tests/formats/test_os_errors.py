@@ -31,6 +31,7 @@ CASES = [
     (errno.ESTALE, BrokenInput, "unreadable", "dmesg"),
     (errno.EMFILE, CannotWrite, "too-many-open-files", "ulimit -n"),
     (errno.ENFILE, CannotWrite, "too-many-open-files", "ulimit -n"),
+    (errno.ENOMEM, CannotWrite, "out-of-memory", "--memory"),
     (errno.ELOOP, BrokenInput, "link-loop", "remove the link"),
     (errno.ENAMETOOLONG, BrokenInput, "name-too-long", "shorter"),
     (errno.EACCES, Refused, "unreadable", "ls -l"),
