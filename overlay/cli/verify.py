@@ -70,7 +70,8 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
     Level full finds what broke or was changed by mistake, as fast as the disk reads. Files taken over from a repo are
     known by sha256 too, and level sha256 insists on it, also against somebody who made a file to pass.
     """
-    found = overlay.verify(_folder(common, target, rule), level, phase=phases(common.output))
+    folder, stale = _folder(common, target, rule)
+    found = overlay.verify(folder, level, phase=phases(common.output))
     document = Verified(
         ok=found.ok,
         path=str(found.path),
@@ -81,6 +82,8 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
         problems=tuple(Problem(item.path, item.kind, item.what, item.tensors) for item in found.problems),
     )
     common.output.result(document, lambda: _text(document))
+    if stale:
+        common.output.remark(f"{target} is stale: {stale}")
     if not document.ok:
         if _is_cached(common, found.path):
             # What is present is not built again by a prewarm, and other trees may share the bad bytes.
@@ -94,17 +97,17 @@ def _is_cached(common: Common, folder: Path) -> bool:
     return folder.parent == open_cache(common.options(), create=False).root.trees.resolve()
 
 
-def _folder(common: Common, target: str, rule: str) -> Path:
-    """A folder with a record, else what the location of the model of that name leads to."""
+def _folder(common: Common, target: str, rule: str) -> tuple[Path, str]:
+    """A folder with a record, else what the model's location leads to; and why that is stale, if it is."""
     from overlay.materialization.record import RECORD_NAME
 
     if (Path(target) / RECORD_NAME).is_file():
-        return Path(target)
+        return Path(target), ""
     try:
         state = overlay.resolve(target, common.options(rule=rule)).state
     except InvalidUsage as error:
         if error.code == "unknown-folder":
-            return Path(target)  # to be told what it lacks
+            return Path(target), ""  # to be told what it lacks
         raise
     if state.tree is None:
         raise NotHere(
@@ -113,7 +116,7 @@ def _folder(common: Common, target: str, rule: str) -> Path:
             hint=common.command("prewarm", target, *rule_flags(rule)),
             model=target,
         )
-    return state.tree
+    return state.tree, state.why if state.name == "stale" else ""
 
 
 def _text(found: Verified) -> Iterator[str]:

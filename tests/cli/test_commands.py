@@ -205,6 +205,12 @@ def test_verify_finds_damage(own_world: World, document: Any, capsys: pytest.Cap
     assert "overlay cache repair" in capsys.readouterr().err
 
 
+def test_verify_of_a_stale_model_says_so(own_world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is what its record says, and that is not what is asked for."""
+    assert run(["verify", MODEL, "--rule", "openvdn", "--level", "quick"]) == 0
+    assert f"{MODEL} is stale: built by rule fp32-once, asked for openvdn\n" in capsys.readouterr().err
+
+
 def test_verify_what_is_not_there(world: World, document: Any, tmp_path: Path) -> None:
     """Nothing to verify is not the same as a failed check."""
     assert (
