@@ -87,7 +87,7 @@ def _text(done: CacheRepair) -> Iterator[str]:
         [
             style(tree.result, "good") if tree.result == "sound" else style(f"{verb}{tree.result}", "warn"),
             tree.model or tree.tree,
-            tree.path or "",
+            tree.path or tree.tree,
             counted(len(tree.problems), "problem") if tree.problems else "",
         ]
         for tree in done.trees
