@@ -14,6 +14,7 @@ from overlay.cache.disk import fsync
 from overlay.cache.layout import CacheRoot
 from overlay.cache.staging import is_abandoned, owned_folder
 from overlay.errors import CannotWrite, InvalidUsage, OverlayError
+from overlay.formats.os_errors import is_out_of_memory
 from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def new_folder(out: Path, room: int) -> Iterator[Path]:
             rename_new(staged, out)
             fsync(out.parent)
     except OSError as error:
-        if isinstance(error, OverlayError):
+        if isinstance(error, OverlayError) or is_out_of_memory(error):
             raise
         raise cannot_write(error, CacheRoot(out.parent, "--out"), f"write {out.name}") from error
 
