@@ -131,7 +131,7 @@ class Checks:
 
 
 def _checkers() -> int:
-    """Threads for sha256, at some 1.3 GB/s each: one, or a quarter of the processors, where a build waits for the disk."""
+    """Threads for sha256, some 1.3 GB/s each: one, or a quarter of the processors where there are many."""
     return max(1, min(_MOST_HASHED, len(os.sched_getaffinity(0)) // 4))
 
 
