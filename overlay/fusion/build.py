@@ -7,9 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import xxhash
-
-from overlay.fingerprint import BLOCK, bytes_digest, safetensors_digest
+from overlay.fingerprint import blocks_of, bytes_digest, digest_of_blocks, safetensors_digest
 from overlay.formats.layout import canonical_layout
 from overlay.fusion.inputs import OpenInputs
 from overlay.fusion.output import PartialFile
@@ -17,7 +15,7 @@ from overlay.fusion.pieces import CopiedTensor
 from overlay.planning.outputs import Fused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from overlay.formats.layout import Layout, TensorInfo
@@ -116,21 +114,21 @@ def build_safetensors(
         inputs = stack.enter_context(OpenInputs(open_input, is_last_reader))
         output = stack.enter_context(PartialFile(out, layout.file_size))
         output.write_at(0, layout.header)
-        hashers = {info.name: _TensorHasher() for info in layout.tensors}
+        blocks_made: dict[str, list[MadeBlock]] = {info.name: [] for info in layout.tensors}
         blocks = (
             block
             for info in layout.tensors
             for block in _blocks(info, layout, _source_of(wanted[info.name], info.nbytes, rule, workers, inputs))
         )
         for block, made, counts in workers.run(make, blocks):
-            hashers[block.tensor.name].add(made)
+            blocks_made[block.tensor.name].append(made)
             kernels += counts
             if progress:
                 progress(block.nbytes)
         if progress:
             progress(len(layout.header))
     tensors = tuple(
-        BuiltTensor(info.name, info.dtype, info.shape, *hashers[info.name].digests()) for info in layout.tensors
+        BuiltTensor(info.name, info.dtype, info.shape, *_digests(blocks_made[info.name])) for info in layout.tensors
     )
     header = bytes_digest(layout.header, "xxh3_128")
     return BuiltFile(
@@ -143,21 +141,11 @@ def build_safetensors(
     )
 
 
-class _TensorHasher:
-    """Fingerprints of a tensor and of its source, from those of the blocks, in order."""
-
-    def __init__(self) -> None:
-        self._made, self._source = xxhash.xxh3_128(), xxhash.xxh3_128()
-        self._has_source = True
-
-    def add(self, block: MadeBlock) -> None:
-        self._made.update(block.digest)
-        self._has_source = self._has_source and block.source_digest is not None
-        self._source.update(block.source_digest or b"")
-
-    def digests(self) -> tuple[str, str | None]:
-        source = f"xxh3_128:{self._source.hexdigest()}" if self._has_source else None
-        return f"xxh3_128:{self._made.hexdigest()}", source
+def _digests(blocks: Sequence[MadeBlock]) -> tuple[str, str | None]:
+    """Fingerprints of a tensor and of its source."""
+    sources = [block.source_digest for block in blocks if block.source_digest is not None]
+    of_source = digest_of_blocks(sources) if len(sources) == len(blocks) else None
+    return digest_of_blocks(block.digest for block in blocks), of_source
 
 
 def _source_of(tensor: OutputTensor, nbytes: int, rule: str, workers: Workers, inputs: OpenInputs) -> Source:
@@ -177,6 +165,5 @@ def _source_of(tensor: OutputTensor, nbytes: int, rule: str, workers: Workers, i
 
 
 def _blocks(info: TensorInfo, layout: Layout, source: Source) -> Iterator[_Block]:
-    for start in range(0, info.nbytes, BLOCK):
-        place = len(layout.header) + info.start + start
-        yield _Block(info, source, start, place, min(BLOCK, info.nbytes - start))
+    for start, nbytes in blocks_of((0, info.nbytes)):
+        yield _Block(info, source, start, len(layout.header) + info.start + start, nbytes)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from support.fuse_files import Store, data_of, seeded
 
 from overlay.fingerprint import BLOCK, bytes_digest
-from overlay.fusion import build
 from overlay.planning.outputs import Fused, Literal, OutputTensor, Range, Term, Zeros
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def test_units_threads_and_memory_do_not_change_the_bytes(
         expected += b"".join(parts)
     seen: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "BLOCK", unit)
+        patch.setattr("overlay.fingerprint.parts.BLOCK", unit)
         store.build(tensors, folder / "out", None, jobs=jobs, memory=memory, progress=seen.append)
     assert data_of(folder / "out") == expected
     assert sum(seen) == (folder / "out").stat().st_size

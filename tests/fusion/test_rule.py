@@ -12,7 +12,6 @@ from support.fuse_files import Store, Weight, data_of, random_values, random_wei
 from support.fuse_oracle import Pair, encode
 
 from overlay.errors import BrokenInput, InvalidUsage
-from overlay.fusion import build
 from overlay.fusion.engine import Engine
 from overlay.planning.rules import RULES
 
@@ -81,7 +80,7 @@ def test_any_cutting_gives_the_same_bytes(weight: Weight, chunk: int, unit: int,
     """Chunks, units that start in the middle of a row, and the number of threads do not matter."""
     engine = Engine(torch.device("cpu"), None, chunk_elements=chunk)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "BLOCK", unit)
+        patch.setattr("overlay.fingerprint.parts.BLOCK", unit)
         assert built(weight, engine, "fp32-once", jobs=jobs) == weight.expected("fp32-once")
 
 
