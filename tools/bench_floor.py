@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK = 2**20
-"""Bytes of a read or write: what stays in a processor's cache."""
+"""Bytes of a read: what stays in a processor's cache."""
+PIECE = 2**17
+"""Bytes of a write: larger ones make some kernels look for larger pages, which costs more than it saves."""
 CHUNK_VALUES = 2**18
 """Weights of a chunk: 1 MiB in fp32."""
 THREADS = len(os.sched_getaffinity(0))
@@ -93,10 +95,10 @@ def write(out: Path, nbytes: int) -> None:
     """As many bytes to ``out`` and to the disk, their writeback started as soon as they are in the page cache."""
     flush = ctypes.CDLL(None, use_errno=True).sync_file_range
     flush.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    block = memoryview(os.urandom(BLOCK))
+    block = memoryview(os.urandom(PIECE))
     with out.open("xb", buffering=0) as file, ThreadPoolExecutor(1) as beside:
-        for start in range(0, nbytes, BLOCK):
-            rest = block[: min(BLOCK, nbytes - start)]
+        for start in range(0, nbytes, PIECE):
+            rest = block[: min(PIECE, nbytes - start)]
             done = start
             while rest:
                 count = os.write(file.fileno(), rest)

@@ -19,6 +19,10 @@ __all__ = ["PartialFile"]
 
 _LIBC = ctypes.CDLL(None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of fcntl.h: begin, and do not wait
+_WRITE_BYTES = 2**18
+"""Of one call. A larger one makes the kernel look for larger pages, which takes longer than the copy where few lie about:
+writing 5.6 GB into new pages took 3 s in pieces of 128 KiB and 8 to 15 s in pieces of 1 MiB (Linux 6.18, ext4)."""
+
 _ELSEWHERE = "build elsewhere (prewarm: --cache-root, fuse: --out)"
 
 
@@ -66,7 +70,7 @@ class PartialFile:
         left, start = memoryview(data), offset
         while left:
             with self._explained("write"):
-                count = os.pwrite(self._descriptor, left, offset)
+                count = os.pwrite(self._descriptor, left[:_WRITE_BYTES], offset)
             left = left[count:]
             offset += count
         self._begin_writeback(start, offset - start)
