@@ -20,8 +20,8 @@ __all__ = ["PartialFile"]
 _LIBC = ctypes.CDLL(None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of fcntl.h: begin, and do not wait
 _WRITE_BYTES = 2**18
-"""Of one call. A larger one makes the kernel look for larger pages, which takes longer than the copy where few are left:
-5.6 GB into new pages took 3 s in pieces of 128 KiB and 8 to 15 s in pieces of 1 MiB (Linux 6.18, ext4)."""
+"""Of one call. A larger one makes the kernel look for larger pages, which takes longer than the copy where few are
+left: 5.6 GB into new pages took 3 s in pieces of 128 KiB and 8 to 15 s in pieces of 1 MiB (Linux 6.18, ext4)."""
 
 _ELSEWHERE = "build elsewhere (prewarm: --cache-root, fuse: --out)"
 
