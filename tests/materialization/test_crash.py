@@ -124,13 +124,14 @@ def test_h20_twenty_kills_at_random_moments_then_one_run(tmp_path: Path, monkeyp
     write = PartialFile.write_at
 
     def slowly(self: PartialFile, offset: int, data: memoryview | bytes) -> None:
-        time.sleep(0.01)
+        time.sleep(0.03)
         write(self, offset, data)
 
     kept: dict[Path, int] = {}
     after_first_byte = 0
     with monkeypatch.context() as patch:
         patch.setattr(PartialFile, "write_at", slowly)
+        patch.setattr(PartialFile, "copy_from", lambda *_: False)  # so that all is written, and slowly
         for number in range(KILLS):
             pid, readable = start_child(lambda: materialize(VDN, chosen))
             if number % 5 == 4:
