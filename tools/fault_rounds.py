@@ -17,6 +17,7 @@ from overlay.cache.collecting import gc
 from overlay.cli._main import main
 from overlay.demo.checkpoint import SOURCE_REPO, write_hub
 from overlay.demo.registry import write_registry
+from overlay.fusion.output import PartialFile
 from overlay.materialization.materialize import plan
 from overlay.materialization.request import Options
 from overlay.materialization.verify import verify
@@ -31,6 +32,8 @@ __all__ = ["SIGNALS", "BrokenGuaranteeError", "KillRound", "World", "kill_round"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 _STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -signal.SIGKILL}
 _PATIENCE = 120.0
+_EACH_WRITE = 0.005
+"""Seconds that a write takes longer in a run that is to be killed: without it the tiny build is often done before."""
 
 
 class BrokenGuaranteeError(AssertionError):
@@ -44,7 +47,7 @@ class World:
     Attributes:
         tree: Name of the right tree.
         inputs: sha256 of every file of the hub, by path.
-        span: Seconds from the first staged byte to the end of an unhindered run.
+        span: Seconds from the first staged byte to the end of a run that is to be killed, if it is not.
     """
 
     folder: Path
@@ -87,7 +90,7 @@ def make_world(folder: Path, blocks: int) -> World:
 
     run_to_end(world, folder / "reference", "auto")
     tree = next((folder / "reference/.overlay/trees").iterdir()).name
-    pid = start(world, folder / "timed", "auto", folder / "log")
+    pid = start(world, folder / "timed", "auto", folder / "log", prepare=slow_down)
     wait_for_stage(folder / "timed", pid)
     begun = time.monotonic()
     os.waitpid(pid, 0)
@@ -118,7 +121,7 @@ def kill_round(world: World, root: Path, number: int, dice: random.Random) -> Ki
     for attempt in range(dice.choice([1, 1, 2, 3])):
         sent = dice.choice(SIGNALS)
         log = root.with_name(f"{root.name}-{attempt}.log")
-        pid = start(world, root, link, log)
+        pid = start(world, root, link, log, prepare=slow_down)
         saw = wait_for_stage(root, pid)
         time.sleep(dice.uniform(0, world.span) if saw else 0)
         os.kill(pid, sent)
@@ -178,6 +181,18 @@ def start(world: World, root: Path, link: str, log: Path, *, prepare: Callable[[
         prepare()
         _become(world, root, link, log)
     return pid
+
+
+def slow_down() -> None:
+    """Let this process, a child that is to be killed, write slowly, and everything itself."""
+    write = PartialFile.write_at
+
+    def slowly(file: PartialFile, offset: int, data: memoryview | bytes) -> None:
+        time.sleep(_EACH_WRITE)
+        write(file, offset, data)
+
+    PartialFile.write_at = slowly  # type: ignore[assignment, method-assign]  # in this process alone
+    PartialFile.copy_from = lambda *_: False  # type: ignore[method-assign]  # likewise
 
 
 def _become(world: World, root: Path, link: str, log: Path) -> NoReturn:
