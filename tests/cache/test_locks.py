@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from support.caches import hold_lock
 from support.children import as_plain_user, end_child, in_child, start_child
 from support.intruders import INTRUDERS, put_in_place
 
@@ -19,7 +20,6 @@ from overlay.cache.owner import Owner
 from overlay.errors import TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.no_torch
@@ -30,33 +30,9 @@ def cache(tmp_path: Path) -> Cache:
     return Cache.open(tmp_path / "root", create=True)
 
 
-def holder(cache: Cache, name: str = "build") -> tuple[int, Callable[[], None]]:
-    """A process that holds a lock, and what makes it let go."""
-    told, tell = os.pipe()
-    held, hold = os.pipe()
-
-    def work() -> None:
-        os.close(tell)
-        with cache.lock(name, timeout=0):
-            os.write(hold, b"x")
-            os.read(told, 1)
-
-    pid, outcome = start_child(work)
-    os.close(hold)
-    os.close(told)
-    os.read(held, 1)
-    os.close(held)
-
-    def release() -> None:
-        os.close(tell)
-        end_child(pid, outcome)
-
-    return pid, release
-
-
 def test_h21_a_waiter_learns_for_whom(cache: Cache) -> None:
     """Who waits is told pid, host and since when, and gives up in time with a status that means: later."""
-    pid, release = holder(cache)
+    pid, release = hold_lock(cache, "build")
     told: list[str] = []
     begun = time.monotonic()
 
@@ -75,7 +51,7 @@ def test_h21_a_waiter_learns_for_whom(cache: Cache) -> None:
 
 def test_a_released_lock_is_had_at_once(cache: Cache) -> None:
     """A waiter gets the lock when the holder lets go, and other names were free all the time."""
-    _, release = holder(cache)
+    _, release = hold_lock(cache, "build")
     with cache.lock("other", timeout=0) as held:
         assert held
     timer = threading.Timer(0.2, release)
@@ -104,7 +80,7 @@ def test_h21_nobody_waits_for_the_dead(cache: Cache) -> None:
 def test_h21_locks_that_do_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where flock lets everybody in, everybody goes on."""
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    _, release = holder(cache)
+    _, release = hold_lock(cache, "build")
 
     with cache.lock("build", timeout=0):
         pass

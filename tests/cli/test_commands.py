@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import generate_docs
 import jsonschema
 import pytest
-from support.demo_hub import MODEL, World, make_world
+from support.demo_hub import MODEL, World, make_built_world
 
 from overlay.cli._main import run
 
@@ -23,12 +23,7 @@ SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which the model is materialized. Tests that write copy it."""
-    world = make_world(tmp_path_factory.mktemp("made"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.variables.items():
-            patch.setenv(name, value)
-        assert run(["prewarm", MODEL, "-q"]) == 0
-    return world
+    return make_built_world(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.children import in_child, mount_read_only, own_mounts
-from support.demo_hub import MODEL, World, make_world
+from support.demo_hub import MODEL, World, make_built_world
 
 from overlay.cache import CacheRoot
 from overlay.cache.collecting import gc
@@ -27,12 +27,7 @@ OVERLAY = (sys.executable, "-m", "overlay")
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which the model is materialized."""
-    world = make_world(tmp_path_factory.mktemp("made"))
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.variables.items():
-            patch.setenv(name, value)
-        assert run(["prewarm", MODEL, "-q"]) == 0
-    return world
+    return make_built_world(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture

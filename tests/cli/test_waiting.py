@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from support.children import end_child, start_child
+from support.caches import hold_lock
 from support.demo_hub import MODEL, World, make_world
 
 from overlay.cache import Cache
@@ -44,29 +44,9 @@ def cache(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache
 def holder(made: World, cache: Cache) -> Iterator[tuple[int, Callable[[], None]]]:
     """The pid of a process that holds the model's lock, and what ends it."""
     location = plan(MODEL, Options(hub=made.hub.root)).plan.location
-    held, hold = os.pipe()
-    wait, go = os.pipe()
-
-    def work() -> None:
-        os.close(go)
-        with cache.lock(location, timeout=0):
-            os.write(hold, b"x")
-            os.read(wait, 1)
-
-    child = start_child(work)
-    os.read(held, 1)
-    ended = []
-
-    def release() -> None:
-        if not ended:
-            ended.append(True)
-            os.close(go)
-            end_child(*child)
-
-    yield child[0], release
+    pid, release = hold_lock(cache, location)
+    yield pid, release
     release()
-    for descriptor in (held, hold, wait):
-        os.close(descriptor)
 
 
 @pytest.mark.parametrize("timeout", ["0s", "1s"])

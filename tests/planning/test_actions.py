@@ -90,29 +90,35 @@ def test_names_commits_and_spelling_do_not_enter_a_key(same: SafetensorsFile) ->
     assert action_of(same, "fp32-once") == action_of(FILE, "fp32-once")
 
 
+OTHER_BYTES = [
+    with_input(digest=f"sha256:{'c' * 64}"),
+    with_term(scale=0.25),
+    with_term(scale=0.5000000596046448),
+    with_term(rank=1),
+    with_term(dtype="F16"),
+    replace(FILE, metadata={}),
+    replace(FILE, metadata={"format": "np"}),
+    replace(FILE, tensors=FILE.tensors[:1]),
+    replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], name="z"))),
+    replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], shape=(1, 3)))),
+    replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], dtype="I32"))),
+    replace(FILE, tensors=(replace(TENSORS[0], pieces=(replace(FUSED, terms=(TERM, TERM)),)), TENSORS[1])),
+    with_pieces(Range(BASE, 60, 4), Zeros(4), Literal(b"1234")),
+    with_pieces(Zeros(4), Range(BASE, 56, 4), Literal(b"1234")),
+    with_pieces(Range(BASE, 56, 4), Zeros(4), Literal(b"1235")),
+    with_pieces(Range(BASE, 56, 4), Literal(bytes(4)), Literal(b"1234")),
+]
+"""Files that differ from FILE in what their bytes depend on, wherever the factors lie."""
+
+
 @pytest.mark.no_torch
 @pytest.mark.parametrize(
     "other",
     [
-        with_input(digest=f"sha256:{'c' * 64}"),
-        with_term(scale=0.25),
-        with_term(scale=0.5000000596046448),
-        with_term(rank=1),
-        with_term(dtype="F16"),
+        *OTHER_BYTES,
+        replace(FILE, tensors=(replace(TENSORS[0], pieces=(FUSED.weight,)), TENSORS[1])),
         with_term(a=Range(ADAPTER, 101, 16)),
         with_term(b=Range(source("d"), 116, 24)),
-        replace(FILE, metadata={}),
-        replace(FILE, metadata={"format": "np"}),
-        replace(FILE, tensors=FILE.tensors[:1]),
-        replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], name="z"))),
-        replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], shape=(1, 3)))),
-        replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], dtype="I32"))),
-        replace(FILE, tensors=(replace(TENSORS[0], pieces=(FUSED.weight,)), TENSORS[1])),
-        replace(FILE, tensors=(replace(TENSORS[0], pieces=(replace(FUSED, terms=(TERM, TERM)),)), TENSORS[1])),
-        with_pieces(Range(BASE, 60, 4), Zeros(4), Literal(b"1234")),
-        with_pieces(Zeros(4), Range(BASE, 56, 4), Literal(b"1234")),
-        with_pieces(Range(BASE, 56, 4), Zeros(4), Literal(b"1235")),
-        with_pieces(Range(BASE, 56, 4), Literal(bytes(4)), Literal(b"1234")),
     ],
 )
 def test_whatever_changes_bytes_changes_the_key(other: SafetensorsFile) -> None:
@@ -181,16 +187,9 @@ def test_factors_are_known_by_their_bytes_alone(same: SafetensorsFile) -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        with_input(digest=f"sha256:{'c' * 64}"),
-        with_term(scale=0.25),
-        with_term(scale=0.5000000596046448),
-        with_term(rank=1),
-        with_term(dtype="F16"),
-        replace(FILE, metadata={}),
-        replace(FILE, tensors=FILE.tensors[:1]),
+        *OTHER_BYTES,
         replace(FILE, tensors=(replace(TENSORS[0], shape=(4, 6)), TENSORS[1])),
         replace(FILE, tensors=(replace(TENSORS[0], pieces=(replace(FUSED, weight=Range(BASE, 16, 48)),)), TENSORS[1])),
-        with_pieces(Range(BASE, 60, 4), Zeros(4), Literal(b"1234")),
     ],
 )
 def test_whatever_changes_bytes_changes_the_key_of_the_factors(other: SafetensorsFile) -> None:

@@ -8,11 +8,12 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from support.children import in_child
+from support.children import end_child, in_child, start_child
 
 from overlay.cache import Cache, is_small
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from overlay.cache import Published
@@ -40,6 +41,33 @@ def add_object(cache: Cache, data: bytes) -> Path:
     with cache.staging() as folder:
         (folder / "file").write_bytes(data)
         return cache.adopt_file(folder / "file", digest_of(data))
+
+
+def hold_lock(cache: Cache, name: str) -> tuple[int, Callable[[], None]]:
+    """The pid of a process that holds a lock, and what makes it let go (again and again, to no effect)."""
+    told, tell = os.pipe()
+    held, hold = os.pipe()
+
+    def work() -> None:
+        os.close(tell)
+        with cache.lock(name, timeout=0):
+            os.write(hold, b"x")
+            os.read(told, 1)
+
+    pid, outcome = start_child(work)
+    os.close(hold)
+    os.close(told)
+    os.read(held, 1)
+    os.close(held)
+    living = [pid]
+
+    def release() -> None:
+        if living:
+            living.clear()
+            os.close(tell)
+            end_child(pid, outcome)
+
+    return pid, release
 
 
 def killed_build(cache: Cache) -> Path:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pytest
+
+from overlay.cli._main import run
 from overlay.demo.checkpoint import SOURCE_REPO, HubFolder, write_hub
 from overlay.demo.registry import write_registry
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MODEL", "World", "make_world"]
+__all__ = ["MODEL", "World", "make_built_world", "make_world"]
 
 MODEL = SOURCE_REPO
 
@@ -42,3 +45,13 @@ def make_world(root: Path) -> World:
     hub = write_hub(root / "hub", blocks=1)
     write_registry(root / "registry.yaml", hub)
     return World(root, hub)
+
+
+def make_built_world(root: Path) -> World:
+    """The same with the model in the cache."""
+    world = make_world(root)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.variables.items():
+            patch.setenv(name, value)
+        assert run(["prewarm", MODEL, "-q"]) == 0
+    return world
