@@ -17,6 +17,7 @@ from overlay.cache.layout import CacheRoot
 from overlay.errors import OverlayError
 from overlay.fingerprint.entries import entry_bytes, entry_in
 from overlay.formats.local import read_small_file
+from overlay.formats.wording import iso_time
 
 if TYPE_CHECKING:
     import os
@@ -58,7 +59,7 @@ def remember_verified(root: CacheRoot, tree: Path, seen: os.stat_result, level: 
     Args:
         seen: Stat of its folder when the verify began.
     """
-    fact = Verified(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), level, overlay.__version__)
+    fact = Verified(iso_time(time.time()), level, overlay.__version__)
     data = entry_bytes(_VERSION, tree.name, {**asdict(fact), "tree": _identity(seen)})
     with suppress(OSError):
         write_atomically(_fact(root, tree), data, root, durable=False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
+from overlay.cache.removal import Kept  # noqa: TC001  # the JSON schema is made of it
 from overlay.cli._options import FILE, Common, common_options
 from overlay.cli._output import columns
 from overlay.cli._types import AGE, SIZE
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.removal import Removal
 
-__all__ = ["KeptHere", "Removed", "gc", "rm"]
+__all__ = ["Removed", "gc", "rm"]
 
 _WHY = {
     "leased": "leased",
@@ -28,24 +29,6 @@ _WHY = {
     "young": "younger than an hour",
     "build": "a build is running",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class KeptHere:
-    """What could go but for one reason.
-
-    Attributes:
-        why: ``leased``: readers hold leases. ``pinned``: a user did. ``registry``: it is what a registry pins today.
-            ``young``: of less than an hour. ``build``: a build is running that may use it.
-        names: Of the trees; none for objects.
-        size: Bytes, each inode once.
-    """
-
-    what: Literal["tree", "object"]
-    why: Literal["leased", "pinned", "registry", "young", "build"]
-    count: int
-    names: tuple[str, ...]
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +54,7 @@ class Removed:
     ended: int
     frees: int
     held_outside: int
-    kept: tuple[KeptHere, ...]
+    kept: tuple[Kept, ...]
     notes: tuple[str, ...]
 
 
@@ -130,7 +113,7 @@ def _print(common: Common, removal: Removal, root: str, *, dry_run: bool) -> Non
         ended=len(removal.ended),
         frees=removal.frees,
         held_outside=removal.held_outside,
-        kept=tuple(KeptHere(kept.what, kept.why, kept.count, kept.names, kept.size) for kept in removal.kept),
+        kept=removal.kept,
         notes=removal.notes,
     )
     common.output.result(document, lambda: _text(document))
@@ -156,5 +139,5 @@ def _text(done: Removed) -> Iterator[str]:
         yield from columns([[_what(kept), format_bytes(kept.size), _WHY[kept.why]] for kept in done.kept])
 
 
-def _what(kept: KeptHere) -> str:
+def _what(kept: Kept) -> str:
     return counted(kept.count, "tree" if kept.what == "tree" else "unused object")

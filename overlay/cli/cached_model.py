@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self
+
+from overlay.formats.wording import iso_time
 
 if TYPE_CHECKING:
     from overlay.cache.leases import Lease
@@ -36,8 +37,8 @@ class HeldLease:
         owner = lease.owner
         return cls(
             f"pid {owner.pid} on {owner.host}" if owner else None,
-            _iso(owner.since) if owner else None,
-            _iso(lease.until) if lease.until is not None else None,
+            iso_time(owner.since) if owner else None,
+            iso_time(lease.until) if lease.until is not None else None,
             str(lease.file),
         )
 
@@ -59,7 +60,7 @@ class TreePin:
     @classmethod
     def of(cls, pin: Pin) -> Self:
         """A pin as it is printed."""
-        return cls(pin.by, _iso(pin.since), pin.reason)
+        return cls(pin.by, iso_time(pin.since), pin.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +98,8 @@ class CachedModel:
             str(tree.path),
             tree.locations,
             tree.size,
-            _iso(tree.created),
-            _iso(tree.last_used),
+            iso_time(tree.created),
+            iso_time(tree.last_used),
             tuple(map(HeldLease.of, tree.leases)),
             TreePin.of(tree.pin) if tree.pin else None,
         )
-
-
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

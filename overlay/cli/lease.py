@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -15,6 +14,7 @@ import click
 from overlay.cli._options import Common, common_options, rule_option
 from overlay.cli._types import AGE
 from overlay.errors import InvalidUsage
+from overlay.formats.wording import iso_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +71,7 @@ def lease(common: Common, model: str, command: tuple[str, ...], seconds: int | N
     from overlay.materialization.lease import timed_lease
 
     path, taken = timed_lease(model, seconds, common.options(rule=rule))
-    until = datetime.fromtimestamp(taken.until or 0, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    document = TimedLease(model, str(path), until, str(taken.file))
+    document = TimedLease(model, str(path), iso_time(taken.until or 0), str(taken.file))
     common.output.result(document, lambda: [document.path])
     common.output.remark(f"leased until {document.until}; to end it sooner: rm {shlex.quote(document.file)}")
 

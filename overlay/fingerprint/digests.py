@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BLOCK",
+    "BY_TENSORS",
     "BlockHasher",
     "Buffer",
     "Digests",
@@ -41,11 +42,14 @@ __all__ = [
 BLOCK = 16 * 2**20
 """Bytes of one block of a two-level xxh3_128 fingerprint."""
 
+BY_TENSORS = "safetensors_xxh3_128"
+"""Name of the fingerprint of ``safetensors_digest``."""
+
 Buffer = bytes | bytearray | memoryview
 
 _BUFFER = 2**19  # stays in the processor's cache between read and hash
 _of_thread = threading.local()
-_HEX_DIGITS = {"xxh3_128": 32, "safetensors_xxh3_128": 32, "sha256": 64, "sha1-git": 40}
+_HEX_DIGITS = {"xxh3_128": 32, BY_TENSORS: 32, "sha256": 64, "sha1-git": 40}
 _DIGEST = re.compile(r"([a-z0-9_-]+):([0-9a-f]+)")
 
 
@@ -181,7 +185,7 @@ def safetensors_digest(header: str, tensors: Iterable[str]) -> str:
     whole = xxhash.xxh3_128()
     for part in (header, *tensors):
         whole.update(bytes.fromhex(parse_digest(part)[1]))
-    return f"safetensors_xxh3_128:{whole.hexdigest()}"
+    return f"{BY_TENSORS}:{whole.hexdigest()}"
 
 
 def git_blob_digest(data: bytes) -> str:

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.fingerprint.digests import BLOCK, block_digest, digest_of_blocks, file_digests, safetensors_digest
+from overlay.fingerprint.digests import (
+    BLOCK,
+    BY_TENSORS,
+    block_digest,
+    digest_of_blocks,
+    file_digests,
+    safetensors_digest,
+)
 from overlay.formats.header import read_header
 from overlay.formats.local import file_stat
 
@@ -27,7 +34,7 @@ def parts_of(path: Path, algorithm: str) -> list[Span]:
     Raises:
         OverlayError: The file cannot be read, or is not safetensors although ``algorithm`` says so.
     """
-    if algorithm != "safetensors_xxh3_128":
+    if algorithm != BY_TENSORS:
         return [(0, file_stat(path).st_size)]
     header = read_header(path)
     tensors = ((header.offset(name), info.nbytes) for name, info in header.tensors.items())
@@ -51,7 +58,7 @@ def part_digest(path: Path, part: Span) -> str:
 
 def digest_of_parts(algorithm: str, parts: Sequence[str]) -> str:
     """The fingerprint of a file from those of its parts, in their order."""
-    return safetensors_digest(parts[0], parts[1:]) if algorithm == "safetensors_xxh3_128" else parts[0]
+    return safetensors_digest(parts[0], parts[1:]) if algorithm == BY_TENSORS else parts[0]
 
 
 def file_digest(path: Path, algorithm: str) -> str:

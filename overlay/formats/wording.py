@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["counted", "format_bytes", "some"]
+__all__ = ["counted", "format_bytes", "iso_time", "some"]
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 
@@ -34,3 +35,8 @@ def format_bytes(nbytes: int) -> str:
     while exponent < len(_UNITS) and abs(nbytes) / 1000**exponent >= 999.95:  # noqa: PLR2004  # rounds to 1000.0
         exponent += 1
     return f"{nbytes / 1000**exponent:.1f} {_UNITS[exponent - 1]}"
+
+
+def iso_time(seconds: float) -> str:
+    """A time for records and JSON: ISO 8601, UTC, to the second. ``seconds`` are since the epoch."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

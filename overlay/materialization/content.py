@@ -126,7 +126,7 @@ def _start(
 
     algorithm = parse_digest(fast)[0]
     try:
-        parts = [[pool.submit(block, *block_) for block_ in blocks_of(part)] for part in parts_of(path, algorithm)]
+        parts = [[pool.submit(block, *span) for span in blocks_of(part)] for part in parts_of(path, algorithm)]
     except OverlayError as error:
         return _Reading(file, path, fast, partial(_without_parts, error))
 

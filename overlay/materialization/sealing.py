@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from overlay.formats.wording import iso_time
 from overlay.materialization.record import SCHEMA_VERSION
 from overlay.registry import LOCAL
 
@@ -122,7 +123,7 @@ def run_report(work: Work, made: Made, engine: Engine | None, seconds: float) ->
         "reused": reused,
         "claimed": claimed,
         "versions": _versions(),
-        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "created": iso_time(time.time()),
     }
 
 
