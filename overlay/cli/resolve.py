@@ -143,7 +143,7 @@ def _document(common: Common, model: str, found: overlay.Resolved, rule: str) ->
         state=state.name,
         why=state.why,
         registry=resolution.registry_path,
-        entry=f"{entry.origin}:{entry.line}" if entry.line else entry.origin,
+        entry=f"{entry.place.file}:{entry.place.line}" if entry.place.line else entry.place.file,
         replaced=found.replaced,
         notes=(*resolution.notes, *_hub_notes(common)),
         next=_next(common, model, found, rule, pinned=pinned),

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from overlay.registry.entries import LOCAL, Entry, Need, Pin, Recipe, Registry, Resolution, ServerSpec, repo_id_problem
+from overlay.registry.entries import (
+    CONSUMERS,
+    LOCAL,
+    Entry,
+    Need,
+    Pin,
+    Place,
+    Recipe,
+    Registry,
+    Resolution,
+    ServerSpec,
+    repo_id_problem,
+)
 from overlay.registry.load import load_registry
 from overlay.registry.resolve import resolve
 
 __all__ = [
+    "CONSUMERS",
     "LOCAL",
     "Entry",
     "Need",
     "Pin",
+    "Place",
     "Recipe",
     "Registry",
     "Resolution",

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["LOCAL", "Entry", "Need", "Pin", "Recipe", "Registry", "Resolution", "ServerSpec", "repo_id_problem"]
+__all__ = [
+    "CONSUMERS",
+    "LOCAL",
+    "Entry",
+    "Need",
+    "Pin",
+    "Place",
+    "Recipe",
+    "Registry",
+    "Resolution",
+    "ServerSpec",
+    "repo_id_problem",
+]
 
 LOCAL = "local"
 """The revision of a folder, which has no commit."""
+
+CONSUMERS = ("overlay", "sglang")
+"""Who builds a model from its pins: this program, and a server that resolves the overlay by itself."""
 
 _REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MAX_REPO_ID = 96
@@ -29,6 +44,22 @@ def repo_id_problem(repo: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is said: a file (or a variable), and line and column from 1; 0 where there are no lines."""
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        """``file:line:column``, as editors read it."""
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+NOWHERE = Place("")
+
+
+@dataclass(frozen=True, slots=True)
 class Pin:
     """One repo at one commit.
 
@@ -36,11 +67,13 @@ class Pin:
         repo: Repo id (``org/name``); an absolute folder where ``revision`` is ``local``.
         revision: 40 lower-case hex digits, ``local`` for a folder, or None where nobody has established a commit.
         floating: Why there is no commit; None exactly where ``revision`` is given.
+        place: Where the registry says so; two pins are equal wherever they stand.
     """
 
     repo: str
     revision: str | None
     floating: str | None = None
+    place: Place = field(default=NOWHERE, compare=False, repr=False)
 
     def __str__(self) -> str:
         """``org/name@6d052b3e9cc6``: the first twelve digits, as every command prints a pin."""
@@ -71,10 +104,12 @@ class Recipe:
             ``lora``: ``base`` and ``adapters`` (a list, in fusing order), each place a ``{"repo": str, "path": str}``
             whose repo is the source's or that of a need, and whose path is ``""`` for the root of the repo.
             ``mappings`` and ``python``: none.
+        place: Where the registry says so.
     """
 
     name: str
     options: Mapping[str, Any]
+    place: Place = field(default=NOWHERE, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +138,10 @@ class Entry:
         overlay_fingerprint: sglang's fingerprint of the overlay's metadata files (64 hex), if the registry holds it.
         needs: Secondary repos.
         recipe: How the output is made.
-        line: Line of the entry in ``origin``, from 1.
-        origin: The registry file, variable or manifest that last changed the entry.
+        place: Of the entry in the registry file, variable or manifest that last changed it.
         materializer_version: What the overlay's manifest says, as far as the registry knows (sglang's default: ``v1``).
         server: What a server was told, if not its built-in table.
+        consumers: Who the entry must hold for, of ``CONSUMERS``.
     """
 
     model: str
@@ -115,10 +150,10 @@ class Entry:
     overlay_fingerprint: str | None
     needs: tuple[Need, ...]
     recipe: Recipe
-    line: int
-    origin: str
+    place: Place
     materializer_version: str = "v1"
     server: ServerSpec | None = None
+    consumers: tuple[str, ...] = CONSUMERS
 
     @property
     def pins(self) -> tuple[Pin, ...]:

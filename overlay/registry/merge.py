@@ -6,10 +6,10 @@ commit, and what was known of the old pin's content goes with it. Needs and reci
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.registry.entries import Entry, Need, Pin, Recipe
+from overlay.registry.entries import CONSUMERS, Entry, Need, Pin, Place, Recipe
 from overlay.registry.problems import did_you_mean, refuse
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class _Layer:
         place = ("models", self.model, *path)
         self.problems.append(self.document.problem(place, code, f"{self.model}: {message}", hint))
 
+    def place(self, *path: str | int) -> Place:
+        """Where this layer says something of its entry."""
+        return Place(self.origin, *self.document.find(("models", self.model, *path)))
+
     def entry(self, fields: EntryFields, others: Mapping[str, Entry]) -> Entry | None:
         """The complete entry; None where problems were reported."""
         before, below = len(self.problems), self.below
@@ -76,7 +80,8 @@ class _Layer:
             needs = tuple(self.needs(fields.needs))
         recipe = below.recipe if below else None
         if fields.recipe is not None:
-            recipe = Recipe(fields.recipe.name, fields.recipe.model_dump(mode="json", exclude={"name"}))
+            options = fields.recipe.model_dump(mode="json", exclude={"name"})
+            recipe = Recipe(fields.recipe.name, options, self.place("recipe"))
         for key, value in {"source": fields.source, "recipe": fields.recipe}.items():
             if below is None and value is None:
                 self.report((), "missing-key", f"{key} is missing", did_you_mean(self.model, others))
@@ -93,10 +98,10 @@ class _Layer:
             overlay_fingerprint=(said.fingerprint if said else None) or (known.overlay_fingerprint if known else None),
             needs=needs,
             recipe=recipe,
-            line=self.document.places.get(("models", self.model), (0, 0))[0],
-            origin=self.origin,
+            place=self.place(),
             materializer_version=(said.materializer_version if said else None)
             or (known.materializer_version if known else "v1"),
+            consumers=fields.consumers or (below.consumers if below else CONSUMERS),
         )
         self.check(entry)
         return entry if len(self.problems) == before else None
@@ -111,7 +116,9 @@ class _Layer:
         if repo is None:
             self.report(path, "missing-key", f"{name} has no repo")
         elif given.revision or given.floating:
-            return Pin(repo, given.revision, given.floating)
+            return Pin(
+                repo, given.revision, given.floating, self.place(*path, "revision" if given.revision else "floating")
+            )
         elif below is None:
             self.report(path, "no-revision", f"{name} has no revision", _REVISION_HINT)
         elif repo != below.repo:
@@ -158,7 +165,6 @@ class _Layer:
         below = self.below
         if below is None:
             return ()
-        place = replace(self.document.problem(("models", self.model), "", ""), file=self.origin).place
         pairs: dict[str, tuple[object, object]] = {
             "source": (below.source, entry.source),
             "overlay": (below.overlay, entry.overlay),
@@ -169,7 +175,9 @@ class _Layer:
             pairs["fingerprint"] = (_short(below.overlay_fingerprint), _short(entry.overlay_fingerprint))
             pairs["materializer_version"] = (below.materializer_version, entry.materializer_version)
         return tuple(
-            f"{name} {new} replaces {old or 'none'} ({place})" for name, (old, new) in pairs.items() if old != new
+            f"{name} {new} replaces {old or 'none'} ({self.place()})"
+            for name, (old, new) in pairs.items()
+            if old != new
         )
 
 
@@ -183,7 +191,8 @@ def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
         return {**place, "repo": source.repo if place["repo"] in of_source else place["repo"]}
 
     options = recipe.options
-    return Recipe("lora", {"base": bound(options["base"]), "adapters": [bound(place) for place in options["adapters"]]})
+    adapters = [bound(place) for place in options["adapters"]]
+    return Recipe("lora", {"base": bound(options["base"]), "adapters": adapters}, recipe.place)
 
 
 def _short(fingerprint: str | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, InvalidUsage
 from overlay.formats.overlay_repo import MANIFEST_PATH
-from overlay.registry.entries import LOCAL, Entry, Pin, Recipe, Resolution, ServerSpec
+from overlay.registry.entries import LOCAL, Entry, Pin, Place, Recipe, Resolution, ServerSpec
 from overlay.registry.load import packaged_registry
 from overlay.registry.problems import did_you_mean
 
@@ -123,8 +123,7 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
         overlay_fingerprint=None,
         needs=known.needs if known else (),
         recipe=recipe,
-        line=1,
-        origin=str(folder / MANIFEST_PATH),
+        place=Place(str(folder / MANIFEST_PATH), 1, 1),
         materializer_version=manifest.materializer_version,
         server=ServerSpec(model, LOCAL, manifest.source_revision),
     )

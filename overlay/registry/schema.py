@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
-from overlay.registry.entries import repo_id_problem
+from overlay.registry.entries import CONSUMERS, repo_id_problem
 
 __all__ = [
     "EntryFields",
@@ -201,6 +201,14 @@ class PythonFields(Fields):
 RecipeFields = Annotated[VdnH3Fields | LoraFields | MappingsFields | PythonFields, Field(discriminator="name")]
 
 
+def _check_consumers(consumers: tuple[str, ...]) -> tuple[str, ...]:
+    unknown = [name for name in consumers if name not in CONSUMERS]
+    if unknown or not consumers:
+        found = f"no consumer {unknown[0]!r} is known here" if unknown else "consumers is empty"
+        raise _wrong("unknown-consumer", f"{found}; expected some of {', '.join(CONSUMERS)}")
+    return consumers
+
+
 class EntryFields(Fields):
     """What one file says about one model."""
 
@@ -208,6 +216,7 @@ class EntryFields(Fields):
     overlay: OverlayFields | None = None
     needs: tuple[NeedFields, ...] | None = None
     recipe: RecipeFields | None = None
+    consumers: Annotated[tuple[str, ...], AfterValidator(_check_consumers)] | None = None
 
 
 class RegistryFile(Fields):

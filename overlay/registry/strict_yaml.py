@@ -51,14 +51,17 @@ class Document:
     data: Any
     places: dict[Path, tuple[int, int]]
 
-    def problem(self, path: Path, code: str, message: str, hint: str | None = None) -> Problem:
-        """A problem at ``path``; parts of it that the file does not have are skipped."""
+    def find(self, path: Path) -> tuple[int, int]:
+        """Line and column of ``path``; parts of it that the file does not have are skipped."""
         known: Path = ()
         for part in path:
             if (*known, part) in self.places:
                 known = (*known, part)
-        line, column = self.places[known]
-        return Problem(self.file, line, column, code, message, hint)
+        return self.places[known]
+
+    def problem(self, path: Path, code: str, message: str, hint: str | None = None) -> Problem:
+        """A problem at ``path``."""
+        return Problem(self.file, *self.find(path), code, message, hint)
 
 
 def parse(content: bytes, file: str) -> Document:

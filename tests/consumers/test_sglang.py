@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from overlay.consumers import sglang
-from overlay.registry import LOCAL, Entry, Need, Pin, Recipe, ServerSpec, load_registry
+from overlay.registry import LOCAL, Entry, Need, Pin, Place, Recipe, ServerSpec, load_registry
 
 pytestmark = pytest.mark.no_torch
 
@@ -25,8 +25,7 @@ VDN_ENTRY = Entry(
     overlay_fingerprint=VDN,
     needs=(),
     recipe=Recipe("vdn-h3", {"stage": "stage-dmd-step-250"}),
-    line=1,
-    origin="registry.yaml",
+    place=Place("registry.yaml", 1, 1),
 )
 
 
@@ -122,8 +121,7 @@ LORA = Entry(
         "lora",
         {"base": {"repo": "acme/wan", "path": "transformer"}, "adapters": [{"repo": "acme/lora", "path": ""}]},
     ),
-    line=1,
-    origin="registry.yaml",
+    place=Place("registry.yaml", 1, 1),
 )
 
 
@@ -137,7 +135,7 @@ def test_location_without_an_overlay_follows_pins_and_recipe() -> None:
         + '"]}'
     )
     assert name == f"acme__wan-turbo-{hashlib.sha256(document.encode()).hexdigest()[:16]}"
-    assert sglang.location_name(replace(LORA, line=9, origin="other.yaml"), None) == name
+    assert sglang.location_name(replace(LORA, place=Place("elsewhere.yaml", 9, 3)), None) == name
     others = [
         replace(LORA, source=Pin("acme/wan", "3" * 40)),
         replace(LORA, needs=(Need(Pin("acme/lora", "3" * 40)),)),

@@ -11,7 +11,7 @@ from support.hubs import add_repo, commit, shard
 from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
 from overlay.hub import FolderRepo, Inventory, open_repo, take_inventory
-from overlay.registry import Entry, Need, Pin, Recipe, Resolution
+from overlay.registry import Entry, Need, Pin, Place, Recipe, Resolution
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -127,7 +127,9 @@ def test_missing_files_are_all_named(tmp_path: Path) -> None:
 
 def entry(source: Pin, overlay: Pin | None, *needs: Pin) -> Entry:
     recipe = Recipe("lora", {"adapters": []})
-    return Entry("org/base", source, overlay, None, tuple(Need(pin) for pin in needs), recipe, 1, "registry.yaml")
+    return Entry(
+        "org/base", source, overlay, None, tuple(Need(pin) for pin in needs), recipe, Place("registry.yaml", 1, 1)
+    )
 
 
 def inventory(resolution: Resolution, hub: Path | None) -> Inventory:

@@ -14,7 +14,7 @@ from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.hub import HubRepo, open_repo
 from overlay.planning.location import fingerprint_notes, overlay_identity
-from overlay.registry import Entry, Pin, Recipe
+from overlay.registry import Entry, Pin, Place, Recipe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ PINNED = Pin("org/overlay", commit("b"))
 
 def entry(overlay: Pin, fingerprint: str | None = None) -> Entry:
     recipe = Recipe("mappings", {})
-    return Entry("org/model", Pin("org/model", commit("a")), overlay, fingerprint, (), recipe, line=1, origin="r")
+    return Entry("org/model", Pin("org/model", commit("a")), overlay, fingerprint, (), recipe, Place("r", 1, 1))
 
 
 def opened(pin: Pin, hub: Path | None) -> Repo:

@@ -89,7 +89,7 @@ def test_fields_are_merged_and_named(tmp_path: Path) -> None:
     assert (entry.source, entry.needs, entry.recipe) == (below.source, below.needs, below.recipe)
     assert below.overlay_fingerprint is not None
     assert entry.overlay_fingerprint is None
-    assert (entry.origin, entry.line) == (str(tmp_path / "mine.yaml"), 3)
+    assert (entry.place.file, entry.place.line) == (str(tmp_path / "mine.yaml"), 3)
     repo = "kevin-mi/VDN-H3-overlay"
     note = f"overlay {repo}@aaaaaaaaaaaa replaces {repo}@7de18275dddf ({tmp_path}/mine.yaml:3:3)"
     assert registry.replaced == {VDN: (note,)}

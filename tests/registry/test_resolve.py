@@ -147,7 +147,7 @@ def test_overlay_folder(registry: Registry, tmp_path: Path, monkeypatch: pytest.
     assert (resolution.model, entry.source, entry.overlay) == ("acme/src", Pin("acme/src", A), Pin(str(root), LOCAL))
     assert (entry.recipe.name, entry.needs, entry.materializer_version) == ("mappings", (), "4")
     assert entry.server == ServerSpec("./mine", LOCAL, A)
-    assert entry.origin == str(root / "_overlay/overlay_manifest.json")
+    assert entry.place.file == str(root / "_overlay/overlay_manifest.json")
     assert "--model-path ./mine" in resolution.notes[-1]
     assert sglang.identity_of(entry, "f" * 64).fields == {
         "source_model_id": "acme/src",

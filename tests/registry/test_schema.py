@@ -66,7 +66,11 @@ def test_entry_with_everything(tmp_path: Path) -> None:
     )
     assert entry.recipe == Recipe("vdn-h3", {"stage": "stage-dmd-step-250"})
     assert [pin.repo for pin in entry.pins] == ["acme/weights", "acme/overlay", "acme/text", "acme/more"]
-    assert (entry.line, entry.origin, registry.path) == (3, str(tmp_path / "mine.yaml"), str(tmp_path / "mine.yaml"))
+    assert (entry.place.line, entry.place.file, registry.path) == (
+        3,
+        str(tmp_path / "mine.yaml"),
+        str(tmp_path / "mine.yaml"),
+    )
     assert entry.server is None
 
 
@@ -136,7 +140,7 @@ CASES = {
         "unknown-key",
         "4:5",
         "zzz",
-        "known here: needs, overlay, recipe, sou",
+        "known here: consumers, needs, overlay, recipe, sou",
     ),
     "option of another recipe": ("mappings", "mappings\n      stage: x", "unknown-key", "11:7", "stage", "name"),
     "h29 branch": (A, "main", "not-a-commit", "5:7", "'main' is no commit", "huggingface.co/acme/model; or"),

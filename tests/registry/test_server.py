@@ -93,7 +93,7 @@ def test_model_of_its_own(tmp_path: Path) -> None:
     told = {"acme/one": {"overlay_repo_id": "acme/overlay", "overlay_revision": A}}
     entry = load(tmp_path, told).entries["acme/one"]
     assert entry.source == Pin("acme/one", None, f"{VARIABLE} gives no source_revision")
-    assert (entry.recipe.name, entry.origin, entry.line) == ("mappings", VARIABLE, 0)
+    assert (entry.recipe.name, entry.place.file, entry.place.line) == ("mappings", VARIABLE, 0)
 
 
 def test_overlay_folder(tmp_path: Path) -> None:
