@@ -150,7 +150,7 @@ class Entry:
     overlay_fingerprint: str | None
     needs: tuple[Need, ...]
     recipe: Recipe
-    place: Place
+    place: Place = field(compare=False)
     materializer_version: str = "v1"
     server: ServerSpec | None = None
     consumers: tuple[str, ...] = CONSUMERS
