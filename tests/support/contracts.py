@@ -1,4 +1,4 @@
-"""Subjects for contract checks: tiny made-up repos in a folder that stands for the Hub, at revisions that tests edit."""
+"""Subjects for contract checks: tiny made-up repos in a folder in the place of the Hub, at revisions to edit."""
 
 from __future__ import annotations
 
