@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from overlay.errors import InvalidRegistry
+from overlay.errors import InvalidRegistry, NotHere, OverlayError
+from overlay.fingerprint import parse_digest
 from overlay.formats.files import safe_path
+from overlay.formats.local import read_small_file
 from overlay.formats.strict_json import parse_object
+from overlay.registry.entries import repo_id_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from overlay.registry.entries import Entry
 
 __all__ = [
@@ -33,17 +34,40 @@ __all__ = [
     "LockedScript",
     "dump_lock",
     "lock_path",
+    "parse_lock",
     "read_lock",
+    "recipe_json",
 ]
 
 LOCK_VERSION: Literal[1] = 1
 MAX_BYTES = 64 * 2**20
-_DIGEST = re.compile(r"[a-z0-9_]+:[0-9a-f]{32,64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_CONFLICT = re.compile(rb"^(<<<<<<<|=======|>>>>>>>)", re.MULTILINE)
 
 
 def _check_path(path: str) -> str:
-    return safe_path(path, "path")
+    if safe_path(path, "path") != path:
+        raise ValueError(f"{path[:200]!r} is not in plain form; expected {safe_path(path, 'path')[:200]!r}")
+    return path
+
+
+def _check_location(name: str) -> str:
+    if "/" in _check_path(name) or name.startswith("."):
+        raise ValueError(f"{name[:200]!r} is no name of a folder")
+    return name
+
+
+def _check_repo(repo: str) -> str:
+    if problem := repo_id_problem(repo):
+        raise ValueError(problem[:200])
+    return repo
+
+
+def _check_commit(text: str) -> str:
+    if not _COMMIT.fullmatch(text):
+        raise ValueError(f"{text[:80]!r} is no commit; expected 40 lower-case hex digits")
+    return text
 
 
 def _check_sha256(text: str) -> str:
@@ -53,18 +77,22 @@ def _check_sha256(text: str) -> str:
 
 
 def _check_digest(text: str) -> str:
-    if not _DIGEST.fullmatch(text):
-        raise ValueError(f"{text[:80]!r} is no digest; expected algorithm:hex")
+    parse_digest(text)
     return text
 
 
+Count = Annotated[int, Field(ge=0)]
+RepoId = Annotated[str, AfterValidator(_check_repo)]
+Commit = Annotated[str, AfterValidator(_check_commit)]
 RepoPath = Annotated[str, AfterValidator(_check_path)]
+Location = Annotated[str, AfterValidator(_check_location)]
 Sha256 = Annotated[str, AfterValidator(_check_sha256)]
 Digest = Annotated[str, AfterValidator(_check_digest)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True, populate_by_name=True)
+    # Importing this reads no lock yet, so nothing is built.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 class LockedFile(_Section):
@@ -78,9 +106,9 @@ class LockedFile(_Section):
         source: Where the fact is from, if not from the repo itself.
     """
 
-    size: Annotated[int, Field(ge=0, strict=True)]
+    size: Count
     sha256: Sha256
-    tensors: Annotated[int, Field(ge=0, strict=True)] | None = None
+    tensors: Count | None = None
     header: Digest | None = None
     source: str | None = None
 
@@ -95,7 +123,7 @@ class LockedRepo(_Section):
         licenses: Paths of its licence files.
     """
 
-    revision: str
+    revision: Commit
     complete: bool = True
     source: str | None = None
     components: tuple[str, ...] = ()
@@ -117,8 +145,8 @@ class LockedAdapter(_Section):
     kind: str
     weights: str
     spec: str | None = None
-    pairs: int
-    ranks: tuple[int, ...]
+    pairs: Count
+    ranks: tuple[Count, ...]
     scales: tuple[float, ...]
     meaning: Digest
 
@@ -139,7 +167,7 @@ class ExpectedFile(_Section):
         tensors: Digest of each tensor that was written, by name.
     """
 
-    size: Annotated[int, Field(ge=0, strict=True)]
+    size: Count
     digest: Digest
     sha256: Sha256
     tensors: dict[str, Digest] | None = None
@@ -154,7 +182,7 @@ class Expected(_Section):
     """
 
     rule: str
-    writer_version: int
+    writer_version: Count
     files: dict[RepoPath, ExpectedFile]
 
 
@@ -169,8 +197,8 @@ class LockedModel(_Section):
     """
 
     recipe: dict[str, Any]
-    location: str
-    repos: dict[str, LockedRepo]
+    location: Location
+    repos: dict[RepoId, LockedRepo]
     adapters: tuple[LockedAdapter, ...] = ()
     script: LockedScript | None = None
     expected: Expected | None = None
@@ -201,7 +229,7 @@ class Lock(_Section):
     """A whole lock file."""
 
     lock_version: Literal[1] = LOCK_VERSION
-    models: dict[str, LockedModel] = {}
+    models: dict[RepoId, LockedModel] = {}
 
 
 def recipe_json(entry: Entry) -> dict[str, Any]:
@@ -218,65 +246,88 @@ def read_lock(path: Path) -> Lock | None:
     """The lock at ``path``; None where there is none.
 
     Raises:
-        InvalidRegistry: It cannot be read, or is no lock of this version.
+        InvalidRegistry: It cannot be read (``lock-unreadable``), or is no lock of this version (``lock-invalid``).
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
+        data = read_small_file(path, MAX_BYTES)
+    except NotHere:
         return None
-    except OSError as error:
+    except OverlayError as error:
         raise InvalidRegistry(
-            f"{path}: cannot be read: {error.strerror}", code="lock-unreadable", hint=f"ls -l {path}", where=str(path)
+            error.message,
+            code="lock-unreadable",
+            hint=error.hint or f"ls -l {path}",
+            where=str(path),
         ) from error
-    if len(data) > MAX_BYTES:
-        raise _invalid(path, f"has more than {MAX_BYTES} bytes")
-    if b"<<<<<<<" in data and b">>>>>>>" in data:
-        raise _invalid(path, "holds the markers of a merge conflict")
-    document = parse_object(data, str(path))
-    if document.get("lock_version") != LOCK_VERSION:
+    return parse_lock(data, str(path))
+
+
+def parse_lock(data: bytes, where: str) -> Lock:
+    """A lock out of its bytes, which may be those of another revision of the project.
+
+    Args:
+        where: Name of the file, for messages.
+
+    Raises:
+        InvalidRegistry: It is no lock of this version.
+    """
+    if conflict := _CONFLICT.search(data):
+        line = data.count(b"\n", 0, conflict.start()) + 1
         raise _invalid(
-            path, f"lock_version is {str(document.get('lock_version'))[:40]}; this program reads {LOCK_VERSION}"
+            where,
+            f"line {line}: a merge conflict was left in the file",
+            "take either side (git checkout --theirs -- FILE), then write it anew: overlay lock",
         )
     try:
-        return Lock.model_validate(document)
+        document = parse_object(data, where)
+    except OverlayError as error:
+        raise _invalid(where, error.message.removeprefix(f"{where}: ")) from error
+    found = document.get("lock_version")
+    if type(found) is not int or found != LOCK_VERSION:
+        raise _invalid(
+            where,
+            f"lock_version is {json.dumps(found)[:40]}; this program reads {LOCK_VERSION}",
+            "a newer lock needs a newer program; or write it anew with this one: overlay lock",
+        )
+    try:
+        return Lock.model_validate_json(data)  # as JSON: lists become tuples, and nothing else becomes anything
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise _invalid(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        first = error.errors(include_url=False, include_input=False)[0]
+        at = " > ".join(str(part)[:200] for part in first["loc"])
+        raise _invalid(where, f"{at}: {first['msg'].removeprefix('Value error, ')}") from error
 
 
-def _invalid(path: Path, problem: str) -> InvalidRegistry:
+def _invalid(where: str, problem: str, hint: str | None = None) -> InvalidRegistry:
     return InvalidRegistry(
-        f"{path}: {problem}",
+        f"{where}: {problem}",
         code="lock-invalid",
-        hint="it is written by a program, not by hand: overlay lock",
-        where=str(path),
+        hint=hint
+        or "a program writes this file: restore it (git checkout -- FILE), or remove it and run: overlay lock",
+        where=where,
     )
 
 
 def dump_lock(lock: Lock) -> bytes:
-    """The file's bytes: keys sorted, one file or tensor a line, newline at the end."""
+    """The file's bytes: names sorted, one file or tensor a line, newline at the end."""
     document = lock.model_dump(mode="json", exclude_none=True)
     return (_dump(document, "") + "\n").encode()
 
 
 def _dump(value: Any, indent: str) -> str:
     """Like ``json.dumps`` with an indent, but what holds only plain values stands on one line."""
-    if not isinstance(value, dict) or not any(isinstance(item, dict | list) for item in value.values()):
-        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            items = ",\n".join(f"{indent} {_dump(item, indent + ' ')}" for item in value)
-            return f"[\n{items}\n{indent}]"
-        return json.dumps(value, ensure_ascii=False) if not _is_table(value) else _rows(value, indent)
-    return _rows(value, indent)
+    if isinstance(value, dict) and (_is_table(value) or any(isinstance(item, dict | list) for item in value.values())):
+        rows = (f"{indent} {_plain(key)}: {_dump(value[key], indent + ' ')}" for key in sorted(value))
+        return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        rows = (f"{indent} {_dump(item, indent + ' ')}" for item in value)
+        return "[\n" + ",\n".join(rows) + f"\n{indent}]"
+    return _plain(value)
 
 
-def _is_table(value: Any) -> bool:
-    """A mapping from names to digests: each gets a line of its own."""
-    return isinstance(value, dict) and bool(value) and all(isinstance(v, str) and ":" in v for v in value.values())
+def _is_table(value: dict[str, Any]) -> bool:
+    """Names with a digest each: every one gets a line."""
+    return bool(value) and all(isinstance(item, str) and ":" in item for item in value.values())
 
 
-def _rows(value: Mapping[str, Any], indent: str) -> str:
-    rows = ",\n".join(
-        f"{indent} {json.dumps(key, ensure_ascii=False)}: {_dump(value[key], indent + ' ')}" for key in sorted(value)
-    )
-    return f"{{\n{rows}\n{indent}}}" if rows else "{}"
+def _plain(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
