@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.formats.adapters.model import MOST_NAMED
+from overlay.formats.wording import some
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from overlay.formats.header import TensorInfo
 
-__all__ = ["FLOATS", "VDN_RENAME", "Base", "Landing", "close_names"]
+__all__ = ["FLOATS", "VDN_RENAME", "Base", "Landing", "close_names", "pattern_unmatched"]
+
+_MOST_COMPARED = 5000
+_LONGEST_NAME = 300
 
 VDN_RENAME: Mapping[str, str] = {".attn.orig.": ".attn."}
 """Name levels that a wrapper of the trained model added, and what the base has in their place."""
@@ -119,9 +124,7 @@ class Base:
             BrokenInput: Not a matrix, or quantised.
         """
         weight = self.modules[module]
-        beside = list(self._quantisation(module))
-        if weight.dtype not in FLOATS or beside:
-            found = f"has {beside[0]} beside it" if beside else f"is {weight.dtype}"
+        if found := self.quantised(module):
             raise BrokenInput(
                 f"{where}: target {weight.name} of the base {found}: quantised or scaled target refused; "
                 f"expected plain {', '.join(FLOATS)}",
@@ -130,7 +133,7 @@ class Base:
                 where=where,
                 tensor=weight.name,
                 dtype=weight.dtype,
-                beside=beside,
+                beside=list(self._quantisation(module)),
             )
         if len(weight.shape) != 2:  # noqa: PLR2004  # a matrix
             raise BrokenInput(
@@ -143,6 +146,14 @@ class Base:
                 shape=list(weight.shape),
             )
         return weight
+
+    def quantised(self, module: str) -> str | None:
+        """What shows that a module's stored numbers are not its weight; None where they are."""
+        weight = self.modules[module]
+        beside = next(self._quantisation(module), None)
+        if beside is not None:
+            return f"has {beside} beside it"
+        return None if weight.dtype in FLOATS else f"is {weight.dtype}"
 
     def packed(self, name: str) -> str | None:
         """The packed tensor that the base has in place of ``<name>.weight``, if any."""
@@ -161,11 +172,29 @@ class Base:
 def close_names(wanted: Iterable[str], available: Collection[str], holder: str = "the base", limit: int = 3) -> str:
     """Some wanted names with the nearest available ones, and some available ones where none is near."""
     lines = []
-    for name in list(wanted)[:limit]:
-        near = difflib.get_close_matches(name, available, n=2, cutoff=0.6)
-        lines.append(f"{name} (near: {', '.join(near)})" if near else name)
     there = sorted(available)
+    # Looking for the like of a name takes time for each that there is, and a hostile file has many.
+    compared = there[:_MOST_COMPARED]
+    for name in list(wanted)[:limit]:
+        near = difflib.get_close_matches(name[:_LONGEST_NAME], compared, n=2, cutoff=0.6)
+        lines.append(f"{name} (near: {', '.join(near)})" if near else name)
     return f"wanted {'; '.join(lines)}; {holder} has {', '.join(there[:limit])}{', …' if len(there) > limit else ''}"
+
+
+def pattern_unmatched(where: str, field: str, keys: Sequence[str], modules: Collection[str], hint: str) -> BrokenInput:
+    """The error for entries of ``rank_pattern`` or ``alpha_pattern`` (``field``) that match none of the modules."""
+    others = f" ({len(keys)} entries match nothing, also {some(keys[1:])})" if len(keys) > 1 else ""
+    return BrokenInput(
+        f"{where}: {field} names {keys[0]!r}, which matches no LoRA pair here{others}: "
+        f"{close_names(keys[:1], modules, 'the adapter')}",
+        code="adapter-pattern-unmatched",
+        hint=hint,
+        where=where,
+        field=field,
+        key=keys[0],
+        keys=list(keys[:MOST_NAMED]),
+        count=len(keys),
+    )
 
 
 def _family(head: str) -> str:

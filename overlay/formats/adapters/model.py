@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from overlay.formats.header import Header, TensorInfo
 
-__all__ = ["Adapter", "Kind", "Pair", "Scaling", "float32", "number"]
+__all__ = ["MOST_NAMED", "Adapter", "Kind", "Pair", "Scaling", "float32", "number"]
+
+MOST_NAMED = 1000
+"""Names of modules that the data of one error holds; its message holds the first few."""
 
 Kind = Literal["openvdn", "peft", "kohya", "bare"]
 

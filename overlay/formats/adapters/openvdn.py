@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from overlay.errors import BrokenInput
-from overlay.formats.adapters.match import close_names
-from overlay.formats.adapters.model import Scaling
+from overlay.formats.adapters.match import close_names, pattern_unmatched
+from overlay.formats.adapters.model import MOST_NAMED, Scaling
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,7 +79,8 @@ class OpenVDNSpec(BaseModel):
                 code="adapter-target-unmatched",
                 hint="is this the base that the adapter was trained on?",
                 where=where,
-                targets=missing[:10],
+                targets=missing[:MOST_NAMED],
+                count=len(missing),
             )
         return found
 
@@ -117,19 +118,12 @@ def _by_module(
     pattern: Mapping[str, float], field: str, landings: Mapping[str, Landing], base: Base, where: str
 ) -> dict[str, float]:
     values: dict[str, float] = {}
+    unmatched: list[str] = []
     for key, value in pattern.items():
         landing = base.find(key, where)
         if landing is None or landing.module not in landings:
-            raise BrokenInput(
-                f"{where}: {field} names {key}, which has no LoRA pair here: "
-                f"{close_names([key], landings, 'the adapter')}",
-                code="adapter-pattern-unmatched",
-                hint="keys of an OpenVDN pattern are full module names; an entry that applies nowhere is a mistake",
-                where=where,
-                field=field,
-                key=key,
-            )
-        if values.setdefault(landing.module, value) != value:
+            unmatched.append(key)
+        elif values.setdefault(landing.module, value) != value:
             raise BrokenInput(
                 f"{where}: {field} names {landing.module} twice, with {values[landing.module]} and {value}",
                 code="adapter-pattern-conflict",
@@ -138,4 +132,7 @@ def _by_module(
                 field=field,
                 key=key,
             )
+    if unmatched:
+        hint = "keys of an OpenVDN pattern are full module names; an entry that applies nowhere is a mistake"
+        raise pattern_unmatched(where, field, unmatched, landings, hint)
     return values

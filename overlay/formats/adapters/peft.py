@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
 
 from overlay.errors import BrokenInput
-from overlay.formats.adapters.match import close_names
+from overlay.formats.adapters.match import close_names, pattern_unmatched
 from overlay.formats.adapters.model import Scaling
 from overlay.formats.adapters.openvdn import Alpha, Rank  # noqa: TC001  # pydantic reads the annotations
 
@@ -172,17 +172,10 @@ class PeftConfig(BaseModel):
         ranks, alphas = self.rank_pattern or {}, self.alpha_pattern or {}
         names = [landing.name for landing in landings.values()]
         for field, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
-            for key in patterns:
-                if not any(_matches(key, name) for name in names):
-                    raise BrokenInput(
-                        f"{where}: {field} has {key!r}, which matches no LoRA pair here: "
-                        f"{close_names([key], names, 'the adapter')}",
-                        code="adapter-pattern-unmatched",
-                        hint="keys of a PEFT pattern are regular expressions for the end of the module name",
-                        where=where,
-                        field=field,
-                        key=key,
-                    )
+            unmatched = [key for key in patterns if not any(_matches(key, name) for name in names)]
+            if unmatched:
+                hint = "keys of a PEFT pattern are regular expressions for the end of the module name"
+                raise pattern_unmatched(where, field, unmatched, names, hint)
         scalings = {}
         for module, landing in landings.items():
             by_rank, by_alpha = _first(ranks, landing.name), _first(alphas, landing.name)

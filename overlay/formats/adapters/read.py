@@ -11,12 +11,12 @@ from overlay.formats.adapters.community import file_alone, metadata_alpha
 from overlay.formats.adapters.find import find_adapter
 from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base, close_names
-from overlay.formats.adapters.model import Adapter, Pair, number
+from overlay.formats.adapters.model import MOST_NAMED, Adapter, Pair, number
 from overlay.formats.adapters.openvdn import OpenVDNSpec
 from overlay.formats.wording import some
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from overlay.formats.adapters.find import Description, Found
     from overlay.formats.adapters.keys import Half
@@ -59,8 +59,7 @@ def read_adapter(
     targets = Base(base, rename)
     landings = _land(halves, targets, where)
     dtype = _dtype(halves, where)
-    for half in halves:
-        _check_shapes(half, targets.check_target(landings[half.module].module, where), where)
+    _check_shapes([(half, targets.check_target(landings[half.module].module, where)) for half in halves], where)
 
     if found.description is None:
         alone = file_alone(files, found.weights, header, halves)
@@ -76,7 +75,11 @@ def read_adapter(
         )
         scalings = found.description.scaling(by_target, targets, described_in)
 
-    pairs = [_pair(half, targets, landings[half.module].module, scalings, where) for half in halves]
+    by_half = [(half, scalings[landings[half.module].module]) for half in halves]
+    _check_ranks(by_half, where)
+    pairs = [
+        _pair(half, targets.modules[landings[half.module].module].name, scaling, where) for half, scaling in by_half
+    ]
     return Adapter(
         name=_name(name, found, files),
         kind=_kind(found, halves),
@@ -119,7 +122,7 @@ def _land(halves: tuple[Half, ...], base: Base, where: str) -> dict[str, Landing
             code="adapter-target-quantised" if packed else "adapter-unmatched",
             hint="fuse into the unquantised base" if packed else "is this the base that the adapter was trained on?",
             where=where,
-            modules=lost[:10],
+            modules=lost[:MOST_NAMED],
             count=len(lost),
         )
     return landings
@@ -149,23 +152,39 @@ def _dtype(halves: tuple[Half, ...], where: str) -> str:
     return next(iter(by_dtype))
 
 
-def _check_shapes(half: Half, weight: TensorInfo, where: str) -> None:
+def _check_shapes(targeted: Sequence[tuple[Half, TensorInfo]], where: str) -> None:
     """A is [rank, in], B is [out, rank] for a weight [out, in], and the rank is the same, and not 0."""
-    rows, cols = weight.shape
-    a, b = half.a.shape, half.b.shape
-    if len(a) == len(b) == _MATRIX and a[0] == b[1] > 0 and (b[0], a[1]) == (rows, cols):
+    wrong = [(half, weight) for half, weight in targeted if not _fits(half, weight)]
+    if not wrong:
         return
+    (half, weight), more = wrong[0], _more([half.module for half, _ in wrong])
+    a, b = half.a.shape, half.b.shape
+    rows, cols = weight.shape
     kind = "; LoRA of a convolution is not implemented" if max(len(a), len(b)) > _MATRIX else ""
     raise BrokenInput(
         f"{where}: {half.module}: {half.a.name} has shape {list(a)} and {half.b.name} {list(b)}; the base's "
-        f"{weight.name} is {[rows, cols]}, so expected [rank, {cols}] and [{rows}, rank] with one rank above 0{kind}",
+        f"{weight.name} is {[rows, cols]}, so expected [rank, {cols}] and [{rows}, rank] with one rank above 0"
+        f"{kind}{more}",
         code="adapter-shape",
         hint="is this the base that the adapter was trained on, with all its layers?",
         where=where,
         module=half.module,
         tensors=[half.a.name, half.b.name],
         target=weight.name,
+        modules=[half.module for half, _ in wrong[:MOST_NAMED]],
+        count=len(wrong),
     )
+
+
+def _fits(half: Half, weight: TensorInfo) -> bool:
+    rows, cols = weight.shape
+    a, b = half.a.shape, half.b.shape
+    return len(a) == len(b) == _MATRIX and a[0] == b[1] > 0 and (b[0], a[1]) == (rows, cols)
+
+
+def _more(modules: Sequence[str]) -> str:
+    """What follows a message about the first of some modules, where there are others."""
+    return f"; so it is for {len(modules)} modules, also for {some(modules[1:])}" if len(modules) > 1 else ""
 
 
 def _check_one_alpha(description: Description, halves: tuple[Half, ...], header: Header, where: str) -> None:
@@ -186,41 +205,55 @@ def _check_one_alpha(description: Description, halves: tuple[Half, ...], header:
 
 def _check_complete(wanted: set[str], landed: Mapping[str, Landing], where: str) -> None:
     missing, extra = sorted(wanted - landed.keys()), sorted(landed.keys() - wanted)
+    if not missing and not extra:
+        return
+    unexpected = f"{len(extra)} LoRA pairs are no targets of its config: {some(extra)}"
     if missing:
-        raise BrokenInput(
-            f"{where}: {len(missing)} of {len(wanted)} targets of its config have no LoRA pair: {some(missing)}; "
-            f"there are {len(landed)} pairs",
-            code="adapter-pairs-missing",
-            hint="the file is incomplete, or is not the one that the config describes: download both again",
-            where=where,
-            modules=missing[:10],
-            count=len(missing),
+        found = (
+            f"{len(missing)} of {len(wanted)} targets of its config have no LoRA pair: {some(missing)}; "
+            f"there are {len(landed)} pairs{f', and {unexpected}' if extra else ''}"
         )
-    if extra:
-        raise BrokenInput(
-            f"{where}: {len(extra)} LoRA pairs are no targets of its config: {some(extra)}; "
-            f"it has {len(wanted)} targets",
-            code="adapter-pairs-unexpected",
-            hint="the file is not the one that the config describes: download both again",
-            where=where,
-            modules=extra[:10],
-            count=len(extra),
-        )
+        hint = "the file is incomplete, or is not the one that the config describes: download both again"
+    else:
+        found = f"{unexpected}; it has {len(wanted)} targets, and there are {len(landed)} pairs"
+        hint = "the file is not the one that the config describes: download both again"
+    raise BrokenInput(
+        f"{where}: {found}",
+        code="adapter-pairs-missing" if missing else "adapter-pairs-unexpected",
+        hint=hint,
+        where=where,
+        modules=(missing or extra)[:MOST_NAMED],
+        count=len(missing or extra),
+        missing=missing[:MOST_NAMED],
+        unexpected=extra[:MOST_NAMED],
+        targets=len(wanted),
+        pairs=len(landed),
+    )
 
 
-def _pair(half: Half, base: Base, module: str, scalings: Mapping[str, Scaling], where: str) -> Pair:
-    scaling = scalings[module]
+def _check_ranks(scaled: Sequence[tuple[Half, Scaling]], where: str) -> None:
+    wrong = [(half, scaling) for half, scaling in scaled if scaling.rank not in (None, half.a.shape[0])]
+    if not wrong:
+        return
+    half, scaling = wrong[0]
     rank = half.a.shape[0]
-    if scaling.rank not in (None, rank):
-        raise BrokenInput(
-            f"{where}: {half.module}: the tensors have rank {rank}, the config says {scaling.rank} ({scaling.source})",
-            code="adapter-rank",
-            hint="config and tensors do not belong together: download both again, or add the module to rank_pattern",
-            where=where,
-            module=half.module,
-            found=rank,
-            expected=scaling.rank,
-        )
+    modules = [half.module for half, _ in wrong]
+    raise BrokenInput(
+        f"{where}: {half.module}: the tensors have rank {rank}, the config says {scaling.rank} ({scaling.source})"
+        f"{_more(modules)}",
+        code="adapter-rank",
+        hint="config and tensors do not belong together: download both again, or add the module to rank_pattern",
+        where=where,
+        module=half.module,
+        found=rank,
+        expected=scaling.rank,
+        modules=modules[:MOST_NAMED],
+        count=len(modules),
+    )
+
+
+def _pair(half: Half, target: str, scaling: Scaling, where: str) -> Pair:
+    rank = half.a.shape[0]
     alpha, scale, origin = scaling.scale(rank)
     if not 0 < scale < math.inf:
         raise BrokenInput(
@@ -231,7 +264,7 @@ def _pair(half: Half, base: Base, module: str, scalings: Mapping[str, Scaling], 
             module=half.module,
         )
     return Pair(
-        target=base.modules[module].name,
+        target=target,
         module=half.module,
         a=half.a,
         b=half.b,

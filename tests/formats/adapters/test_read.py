@@ -299,7 +299,7 @@ def test_h04_openvdn_patterns_are_full_names_under_either_spelling(tmp_path: Pat
     assert adapter.pattern_rule.startswith("openvdn: ")
 
     spec["config"]["rank_pattern"] = {"to_q": 4}
-    with pytest.raises(BrokenInput, match="rank_pattern names to_q, which has no LoRA pair"):
+    with pytest.raises(BrokenInput, match="rank_pattern names 'to_q', which matches no LoRA pair"):
         read(write_adapter(tmp_path, tensors, spec=spec))
 
 

@@ -30,6 +30,7 @@ from support.tensors import f32, lfs_pointer
 from overlay.errors import BrokenInput, NotHere
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from support.tensors import Tensor
@@ -559,3 +560,48 @@ def test_any_value_in_any_field_is_read_or_refused(
 
     with contextlib.suppress(BrokenInput):
         assert [p.target for p in read(folder).pairs] == [f"{Q0}.weight"]
+
+
+def _two_wrong_shapes(folder: Path) -> None:
+    write_adapter(folder, pairs([Q0, Q1], cols=IN + 1) | pair(K0), spec=openvdn_spec([Q0, Q1, K0], exact_targets=True))
+
+
+def _two_wrong_ranks(folder: Path) -> None:
+    write_adapter(folder, pairs([Q0, Q1], rank=3) | pair(K0), spec=openvdn_spec([Q0, Q1, K0], exact_targets=True))
+
+
+@pytest.mark.parametrize("write", [_two_wrong_shapes, _two_wrong_ranks])
+def test_all_modules_with_one_problem_are_named(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    """One run says which modules are wrong, not the first alone; those that are right are not among them."""
+    write(tmp_path)
+
+    error = refusal(tmp_path)
+
+    assert error.data["modules"] == [Q0, Q1]
+    assert error.data["count"] == 2
+    assert f"so it is for 2 modules, also for {Q1}" in error.message
+
+
+def test_missing_and_unexpected_pairs_are_said_together(tmp_path: Path) -> None:
+    """A config and a file that do not belong together differ in both directions."""
+    write_adapter(tmp_path, pairs([Q0, K0]), spec=openvdn_spec([Q0, Q1], exact_targets=True))
+
+    error = refusal(tmp_path)
+
+    assert error.code == "adapter-pairs-missing"
+    assert f"1 of 2 targets of its config have no LoRA pair: {Q1}; there are 2 pairs, and 1 LoRA pairs" in error.message
+    assert (error.data["missing"], error.data["unexpected"]) == ([Q1], [K0])
+    assert (error.data["targets"], error.data["pairs"]) == (2, 2)
+
+
+@pytest.mark.parametrize("kind", ["spec", "config"])
+def test_all_pattern_entries_without_a_module_are_named(tmp_path: Path, kind: str) -> None:
+    """Each is a mistake of its own."""
+    patterns = {"blocks.8.attn.to_q": 2, "blocks.9.attn.to_q": 2}
+    make = openvdn_spec if kind == "spec" else peft_config
+    write_adapter(tmp_path, pair(Q0), **{kind: make([Q0], rank_pattern=patterns)})
+
+    error = refusal(tmp_path)
+
+    assert error.data["keys"] == list(patterns)
+    assert "(2 entries match nothing, also blocks.9.attn.to_q)" in error.message
