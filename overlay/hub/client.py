@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from http import HTTPStatus
-from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
+from huggingface_hub import constants, hf_hub_download, hf_hub_url
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but re-exported without "as"
     build_hf_headers,
     hf_raise_for_status,
@@ -31,27 +31,32 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from overlay.hub.repo import Progress
+    from overlay.hub.traffic import Traffic
     from overlay.hub.trees import Tree
 
-__all__ = ["download", "list_tree", "read_range", "resolve_branch"]
+__all__ = ["download", "list_tree", "pages", "read_range", "resolve_branch"]
 
 _WORKERS = 8
 _TRIES = 3  # for a range; downloads are resumed by the client
-_MAX_PAGES = 1000  # of 1000 files each; an endless listing is no listing
+_MAX_PAGES = 1000  # an endless listing is no listing
 
 
-def resolve_branch(repo: str) -> str:
+def resolve_branch(repo: str, traffic: Traffic | None = None) -> str:
     """The commit that ``main`` is at; one request.
+
+    Args:
+        traffic: Counts what is received, here and below.
 
     Raises:
         OverlayError: As ``explained``.
     """
     with explained(repo, BRANCH):
+        answer = _get(f"/api/models/{repo}/revision/{BRANCH}", traffic).content
         try:
-            commit = HfApi().model_info(repo, revision=BRANCH, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT).sha
-        except (JSONDecodeError, KeyError, TypeError):  # an answer, but not that of a Hub
+            commit = json.loads(answer)["sha"]
+        except (ValueError, KeyError, TypeError):  # an answer, but not that of a Hub
             commit = None
-    if commit is None or not COMMIT.fullmatch(commit):
+    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
         raise Refused(
             f"{repo}@{BRANCH}: {endpoint()} names the commit {commit!r}, expected 40 hex digits",
             code="not-a-hub",
@@ -61,21 +66,30 @@ def resolve_branch(repo: str) -> str:
     return commit
 
 
-def list_tree(repo: str, commit: str) -> Tree:
+def list_tree(repo: str, commit: str, traffic: Traffic | None = None) -> Tree:
     """Every file of a repo at a commit; one request for each thousand files.
 
     Raises:
         OverlayError: As ``explained``.
         BrokenInput: The answer is no listing.
     """
+    where = f"{repo}@{commit[:12]}"
     with explained(repo, commit):
-        return tree_from_listing(_tree_pages(repo, commit), f"{repo}@{commit[:12]}")
+        target = f"/api/models/{repo}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+        return tree_from_listing(pages(target, where), where)
 
 
-def _tree_pages(repo: str, commit: str) -> Iterator[bytes]:
-    # The client's own list_repo_tree has no time limit: an endpoint that never answers would hang it for good.
+def pages(target: str, where: str) -> Iterator[bytes]:
+    """The pages of a listing, one request each; to be iterated inside ``explained``.
 
-    target = f"/api/models/{repo}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
+    Args:
+        target: Path and query of the first one.
+        where: How messages name what is listed.
+
+    Raises:
+        BrokenInput: It does not end.
+    """
+    # The client's own listings have no time limit: an endpoint that never answers would hang them for good.
     for _ in range(_MAX_PAGES):
         response = http_backoff(
             "GET",
@@ -93,13 +107,13 @@ def _tree_pages(repo: str, commit: str) -> Iterator[bytes]:
         prefix = urlsplit(constants.ENDPOINT).path
         target = f"{parts.path.removeprefix(prefix)}?{parts.query}"
     raise BrokenInput(
-        f"{repo}@{commit[:12]}: the listing does not end after {_MAX_PAGES} pages",
+        f"{where}: the listing does not end after {_MAX_PAGES} pages",
         code="not-a-hub",
         hint="check that HF_ENDPOINT points to a Hub",
     )
 
 
-def read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> bytes:
+def read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traffic: Traffic | None = None) -> bytes:
     """Exactly ``nbytes`` of a file from ``start``; one request, and no more than that is read.
 
     Raises:
@@ -110,11 +124,11 @@ def read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> by
     with explained(repo, commit, path):
         for _ in range(_TRIES - 1):
             with suppress(httpx2.TransportError):
-                return _read_range(repo, commit, path, start, nbytes)
-        return _read_range(repo, commit, path, start, nbytes)
+                return _read_range(repo, commit, path, start, nbytes, traffic)
+        return _read_range(repo, commit, path, start, nbytes, traffic)
 
 
-def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> bytes:
+def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traffic: Traffic | None) -> bytes:
     url = hf_hub_url(repo, path, revision=commit)
     headers = build_hf_headers() | {"Range": f"bytes={start}-{start + nbytes - 1}", "Accept-Encoding": "identity"}
     # The client retries by status only: its retries by exception cannot cope with one that comes from the body.
@@ -128,6 +142,8 @@ def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> b
         skip = start if response.status_code == HTTPStatus.OK else 0
         for chunk in response.iter_bytes():
             data += chunk
+            if traffic is not None:
+                traffic.add(len(chunk))
             if len(data) >= skip + nbytes:
                 break
     if len(data) < skip + nbytes:
@@ -139,14 +155,16 @@ def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int) -> b
     return bytes(data[skip : skip + nbytes])
 
 
-def download(repo: str, commit: str, paths: Collection[str], progress: Progress | None) -> None:
+def download(
+    repo: str, commit: str, paths: Collection[str], progress: Progress | None, traffic: Traffic | None = None
+) -> None:
     """Bring files into the Hub's cache, several at once. The first failure stops the others.
 
     Raises:
         OverlayError: As ``explained``.
     """
     stop = threading.Event()
-    meter = _meter(progress, stop)
+    meter = _meter(progress, stop, traffic)
     pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="overlay-download")
     try:
         for done in as_completed([pool.submit(_download_one, repo, commit, path, meter) for path in paths]):
@@ -166,7 +184,7 @@ class _StoppedError(Exception):
     """Another download failed, or the user interrupted."""
 
 
-def _meter(progress: Progress | None, stop: threading.Event) -> type:
+def _meter(progress: Progress | None, stop: threading.Event, traffic: Traffic | None) -> type:
     """A stand-in for the client's progress bars: it prints nothing, counts bytes, and ends a download when asked to."""
 
     class Meter:
@@ -186,6 +204,8 @@ def _meter(progress: Progress | None, stop: threading.Event) -> type:
                 raise _StoppedError
             if progress is not None and nbytes:
                 progress(int(nbytes))
+            if traffic is not None and nbytes and nbytes > 0:  # what was lost has come all the same
+                traffic.add(int(nbytes))
 
         def update_transfer(self, _nbytes: float | None = 1) -> None:
             """Bytes on the wire, where the client tells them apart from bytes of the file."""
