@@ -10,6 +10,7 @@ from overlay.hub.folder import FolderRepo
 from overlay.hub.hub_repo import HubRepo
 from overlay.hub.inventory import Inventory, open_repo, take_inventory
 from overlay.hub.repo import Progress, Repo
+from overlay.hub.traffic import Traffic
 
 __all__ = [
     "FolderRepo",
@@ -17,6 +18,7 @@ __all__ = [
     "Inventory",
     "Progress",
     "Repo",
+    "Traffic",
     "check_digests",
     "open_repo",
     "take_inventory",

@@ -76,10 +76,10 @@ def list_tree(repo: str, commit: str, traffic: Traffic | None = None) -> Tree:
     where = f"{repo}@{commit[:12]}"
     with explained(repo, commit):
         target = f"/api/models/{repo}/tree/{quote(commit, safe='')}?recursive=true&expand=false"
-        return tree_from_listing(pages(target, where), where)
+        return tree_from_listing(pages(target, where, traffic), where)
 
 
-def pages(target: str, where: str) -> Iterator[bytes]:
+def pages(target: str, where: str, traffic: Traffic | None = None) -> Iterator[bytes]:
     """The pages of a listing, one request each; to be iterated inside ``explained``.
 
     Args:
@@ -89,15 +89,8 @@ def pages(target: str, where: str) -> Iterator[bytes]:
     Raises:
         BrokenInput: It does not end.
     """
-    # The client's own listings have no time limit: an endpoint that never answers would hang them for good.
     for _ in range(_MAX_PAGES):
-        response = http_backoff(
-            "GET",
-            constants.ENDPOINT + target,
-            headers=build_hf_headers(),
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
-        )
-        hf_raise_for_status(response)
+        response = _get(target, traffic)
         yield response.content
         following = response.links.get("next", {}).get("url")
         if following is None:
@@ -111,6 +104,18 @@ def pages(target: str, where: str) -> Iterator[bytes]:
         code="not-a-hub",
         hint="check that HF_ENDPOINT points to a Hub",
     )
+
+
+def _get(target: str, traffic: Traffic | None) -> httpx2.Response:
+    """The answer to a question to the Hub's API."""
+    # The client's own functions for it have no time limit, so an endpoint that never answers would hang them for good.
+    response = http_backoff(
+        "GET", constants.ENDPOINT + target, headers=build_hf_headers(), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
+    )
+    if traffic is not None:
+        traffic.add(response.num_bytes_downloaded)
+    hf_raise_for_status(response)
+    return response
 
 
 def read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traffic: Traffic | None = None) -> bytes:

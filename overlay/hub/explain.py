@@ -130,7 +130,7 @@ def _status(error: errors.HfHubHTTPError, at: str, repo: str, revision: str) -> 
     response, source = error.response, _source()
     status = response.status_code
     has_token = "authorization" in response.request.headers
-    facts: dict[str, Any] = {"status": status}
+    facts: dict[str, Any] = {"status": status, "authorized": has_token}
     login = "log in with: hf auth login, or set HF_TOKEN"
     match error:
         case errors.GatedRepoError():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo
     from overlay.formats.header import Header
     from overlay.hub.repo import Progress
+    from overlay.hub.traffic import Traffic
     from overlay.hub.trees import Tree, TreeFile
     from overlay.registry import Pin
 
 __all__ = ["HubRepo"]
+
+_HEADERS_AT_ONCE = 8
 
 _HEADER_GUESS = 100_000
 """Bytes asked for to get at a header: enough for nearly all of them, as the client itself assumes."""
@@ -43,6 +47,7 @@ class HubRepo:
         offline: Make no request, as under ``HF_HUB_OFFLINE``.
         memo: Remembers the digests of files that the listing gives none of.
         only: Patterns of the files that count; no other is listed or fetched. None for all.
+        traffic: Counts what is fetched.
 
     Raises:
         OverlayError: As ``explain.explained``.
@@ -51,8 +56,17 @@ class HubRepo:
 
     shared_store = True
 
-    def __init__(self, pin: Pin, *, offline: bool, memo: DigestMemo, only: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        pin: Pin,
+        *,
+        offline: bool,
+        memo: DigestMemo,
+        only: Sequence[str] | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.repo = pin.repo
+        self._traffic = traffic
         self._storage = storage_folder(pin.repo)
         self._offline = offline or is_offline()
         self.revision = pin.revision or self._commit_of_branch()
@@ -120,7 +134,7 @@ class HubRepo:
             missing.sort(key=lambda path: (-self.size(path), path))
             from overlay.hub import client  # the network stack, only where a request is made
 
-            client.download(self.repo, self.revision, missing, progress)
+            client.download(self.repo, self.revision, missing, progress, self._traffic)
         found = {path: self.local(path) for path in paths}
         absent = [path for path, place in found.items() if place is None]
         if absent:
@@ -187,6 +201,27 @@ class HubRepo:
                 self._headers[path] = parse_header(prefix, size, where)
         return self._headers[path]
 
+    def fetch_headers(self, paths: Collection[str]) -> None:
+        """Read the headers of many safetensors files, several at once, for :meth:`header` to have them.
+
+        Raises:
+            OverlayError: As :meth:`header`; the first failure stops the others.
+        """
+        missing = [path for path in paths if path not in self._headers]
+        pool = ThreadPoolExecutor(_HEADERS_AT_ONCE, thread_name_prefix="overlay-header")
+        try:
+            for done in as_completed([pool.submit(self.header, path) for path in missing]):
+                done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def take_headers(self, other: HubRepo) -> None:
+        """Take over what another commit of this repo has read of files that are the same here."""
+        known = {file.sha256: other._headers.get(path) for path, file in other._tree.items() if file.sha256}
+        for path, file in self._tree.items():
+            if file.sha256 and (header := known.get(file.sha256)) is not None:
+                self._headers.setdefault(path, header)
+
     def extras(self) -> tuple[str, ...]:
         """Files in the snapshot's folder that do not count here: another program may have fetched more."""
         if not self.snapshot.is_dir():
@@ -206,7 +241,7 @@ class HubRepo:
         if self.local(path) is None and not (self._offline or self.lost):
             from overlay.hub import client  # the network stack, only where a request is made
 
-            return client.read_range(self.repo, self.revision, path, start, nbytes)
+            return client.read_range(self.repo, self.revision, path, start, nbytes, self._traffic)
         with open_file(self._need(path)) as (descriptor, _):
             return read_span(descriptor, start, nbytes)
 
@@ -225,11 +260,18 @@ class HubRepo:
         missing = [path for path in self.paths() if path.rpartition("/")[0] in folders and self.local(path) is None]
         message = f"{self.name}: {counted(len(missing), 'file')} not in the Hub's cache: {', '.join(missing)}"
         if self.lost:
-            return Refused(f"{message}; {self.lost.message}", code=self.lost.code, hint=self.lost.hint, missing=missing)
+            return Refused(
+                f"{message}; {self.lost.message}",
+                code=self.lost.code,
+                hint=self.lost.hint,
+                repo=self.repo,
+                missing=missing,
+            )
         return NotHere(
             message,
             code="not-cached",
             hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset); an interrupted download?",
+            repo=self.repo,
             missing=missing,
             snapshot=str(self.snapshot),
         )
@@ -240,7 +282,7 @@ class HubRepo:
             from overlay.hub import client  # the network stack, only where a request is made
 
             try:
-                tree = client.list_tree(self.repo, self.revision)
+                tree = client.list_tree(self.repo, self.revision, self._traffic)
             except Refused as error:
                 if not self.snapshot.is_dir():
                     raise
@@ -254,6 +296,7 @@ class HubRepo:
                 f"{self.name}: nothing of it is in the Hub's cache {self._storage.parent}",
                 code="not-cached",
                 hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset), or give --hub DIR",
+                repo=self.repo,
                 snapshot=str(self.snapshot),
             )
         return tree
@@ -263,7 +306,7 @@ class HubRepo:
         if not self._offline:
             from overlay.hub import client  # the network stack, only where a request is made
 
-            commit = client.resolve_branch(self.repo)
+            commit = client.resolve_branch(self.repo, self._traffic)
             with suppress(OSError):  # a cache that cannot be written does without
                 write_atomically(ref, commit)
             return commit

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from overlay.fingerprint import DigestMemo
     from overlay.hub.repo import Repo
+    from overlay.hub.traffic import Traffic
     from overlay.registry import Pin, Resolution
 
 __all__ = ["Inventory", "open_repo", "take_inventory"]
@@ -54,6 +55,7 @@ def open_repo(
     memo: DigestMemo,
     allow_floating: bool,
     only: Sequence[str] | None = None,
+    traffic: Traffic | None = None,
 ) -> Repo:
     """Open a repo at its pin.
 
@@ -64,6 +66,7 @@ def open_repo(
         memo: Remembers the digests of local files.
         allow_floating: Take a repo without a commit at what its branch is now.
         only: Patterns of the files that count; no other is listed or fetched. None for all.
+        traffic: Counts what is fetched.
 
     Raises:
         InvalidUsage: The pin floats and that is not allowed, or its repo is no repo id.
@@ -83,20 +86,31 @@ def open_repo(
         )
     if hub is not None:
         return open_in_hub_folder(hub, pin, memo, only)
-    return HubRepo(pin, offline=offline, memo=memo, only=only)
+    return HubRepo(pin, offline=offline, memo=memo, only=only, traffic=traffic)
 
 
 def take_inventory(
-    resolution: Resolution, *, hub: Path | None, offline: bool, memo: DigestMemo, allow_floating: bool
+    resolution: Resolution,
+    *,
+    hub: Path | None,
+    offline: bool,
+    memo: DigestMemo,
+    allow_floating: bool,
+    traffic: Traffic | None = None,
 ) -> Inventory:
     """Open the source, the overlay and the needs of a resolution, each at its own revision.
+
+    Args:
+        traffic: Counts what is fetched, now and later through the repos. The others are those of :func:`open_repo`.
 
     Raises:
         OverlayError: As :func:`open_repo`.
     """
 
     def opened(pin: Pin, only: Sequence[str] | None = None) -> Repo:
-        return open_repo(pin, hub=hub, offline=offline, memo=memo, allow_floating=allow_floating, only=only)
+        return open_repo(
+            pin, hub=hub, offline=offline, memo=memo, allow_floating=allow_floating, only=only, traffic=traffic
+        )
 
     entry = resolution.entry
     source: Repo

@@ -1,0 +1,233 @@
+"""Running every check on a model: one report, in which "could not tell" is never "bad"."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Literal
+
+from overlay.contract.cost import Cost, compared, cost
+from overlay.contract.finding import SEVERITIES, Finding, found, worst
+from overlay.contract.prefetch import prefetch
+from overlay.contract.subject import Subject
+from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain, Untrusted
+from overlay.fingerprint import bytes_digest
+from overlay.hub import FolderRepo, HubRepo
+from overlay.planning.recipes import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from overlay.contract.cost import Compared
+    from overlay.contract.subject import Check
+    from overlay.hub import Inventory, Repo
+    from overlay.planning.outputs import Input
+    from overlay.planning.plan import Plan
+    from overlay.registry import Entry, Resolution
+    from overlay.registry.lock import LockedModel
+
+__all__ = ["CHECKS", "Report", "Status", "check", "check_model"]
+
+Status = Literal["passed", "failed", "skipped", "unknown"]
+
+CHECKS: tuple[Check, ...] = ()
+"""Every check, in the order in which they run: what explains most comes first."""
+
+_MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
+_GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
+_NOT_ON_THIS_HOST = {"not-cached", "offline", "revision-not-here"}
+_OF_A_REPO = {"skipped", "vanished", "not-checked"}
+# What the others say explains why a plan cannot be made as well; these are about something else.
+_NO_REASON = {"lock-missing", "lock-stale", "lock-differs", "license-changed", "location-changed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What checking one model came to.
+
+    Attributes:
+        status: ``failed``: a finding is an error. ``unknown``: no error was found, but something could not be told
+            now. ``skipped``: likewise, for lack of a token.
+        findings: By place, the worst first.
+        compared: What a plan was made of; None where none could be made.
+        cost: What a host that has the model as it was moves; None where nothing is known of before.
+        trouble: Why something could not be told, where trying again may help.
+    """
+
+    model: str
+    status: Status
+    findings: tuple[Finding, ...]
+    compared: Compared | None = None
+    cost: Cost | None = None
+    trouble: OverlayError | None = None
+
+
+def check_model(
+    resolution: Resolution,
+    take: Callable[[Resolution], Inventory],
+    *,
+    locked: LockedModel | None = None,
+    before: Resolution | None = None,
+) -> Report:
+    """Open the repos of an entry and run every check; what cannot be opened is part of the report.
+
+    Args:
+        resolution: What to check.
+        take: Opens the repos; ``take_inventory`` with its options.
+        locked: What the lock in force says of it.
+        before: The same model before the change; where its repos cannot be opened, as if there was none.
+    """
+    entry = resolution.entry
+    try:
+        inventory = take(resolution)
+    except OverlayError as error:
+        told, trouble = _told(error, entry)
+        return _report(entry, told, trouble=trouble)
+    former = None
+    if before is not None:
+        try:
+            former = Subject(take(before))
+        except (Refused, NotHere):  # gone, or never here: then there is nothing to compare with
+            former = None
+        except OverlayError as error:
+            return _report(entry, [], trouble=error)
+    return check(Subject(inventory, locked, former))
+
+
+def check(subject: Subject) -> Report:
+    """Run every check on a model whose repos are open. Raises nothing that a repo can cause."""
+    entry, findings = subject.entry, list(_lost(subject))
+    plan = the_cost = None
+    trouble: OverlayError | None = None
+    try:
+        prefetch(subject)
+        for run in CHECKS:
+            trouble = _run(run, subject, findings) or trouble
+        plan = _plan(subject)
+        the_cost = _cost(subject, plan)
+    except (TryAgain, CannotWrite) as error:
+        trouble = error
+    except OverlayError as error:
+        told, trouble = _told(error, entry)
+        findings += told or ([] if trouble or _is_explained(findings) else [_plan_refused(error, entry)])
+    if the_cost is not None and plan is not None:
+        findings.append(_cost_finding(the_cost, compared(plan), entry))
+    return _report(entry, findings, compared(plan) if plan else None, the_cost, trouble)
+
+
+def _run(run: Check, subject: Subject, findings: list[Finding]) -> OverlayError | None:
+    """Add what one check finds; what keeps it from going on is told, and returned if trying again may help."""
+    try:
+        findings.extend(run(subject))  # what was found before it fails is kept
+    except (TryAgain, CannotWrite):
+        raise
+    except OverlayError as error:
+        told, trouble = _told(error, subject.entry)
+        findings += told or ([] if trouble else [_plan_refused(error, subject.entry)])
+        return trouble
+    return None
+
+
+def _lost(subject: Subject) -> Iterator[Finding]:
+    """Commits that the Hub has no more, of which a copy is cached."""
+    for repo in subject.inventory.repos.values():
+        if isinstance(repo, HubRepo) and repo.lost is not None:
+            yield from _told(repo.lost, subject.entry)[0]
+
+
+def _told(error: OverlayError, entry: Entry) -> tuple[list[Finding], OverlayError | None]:
+    """A repo that cannot be read, as a finding; and the error itself where it may be otherwise another time."""
+    pin = next((pin for pin in entry.pins if pin.repo == error.data.get("repo")), None)
+    place, facts = pin.place if pin else None, {"repo": pin.repo if pin else None, "reason": error.code}
+    may_be_private = error.code == "repo-not-found" and not error.data.get("authorized")
+    match error:
+        case Refused() if error.code in _MAY_NOT_SEE or may_be_private:
+            code, trouble = "skipped", None
+        case Refused() if error.code in _GONE:
+            code, trouble = "vanished", None
+        case NotHere() if error.code in _NOT_ON_THIS_HOST:
+            code, trouble = "not-checked", error
+        case BrokenInput() | NotHere() | Untrusted():
+            return [], None
+        case _:
+            return [], error
+    return [found(code, entry, error.message, place=place, fix=error.hint, **facts)], trouble
+
+
+def _plan(subject: Subject) -> Plan | None:
+    """The plan of a model; None where only the overlay's own Python knows it."""
+    inventory = subject.inventory
+    if subject.entry.recipe.name == "python":
+        return None
+
+    def stand_in(repo: Repo, path: str) -> str:
+        if isinstance(repo, FolderRepo):  # its digests take reading it whole, and only a comparison needs them
+            return bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
+        return repo.digest(path)
+
+    return make_plan(inventory) if subject.before is not None else make_plan(inventory, digest=stand_in)
+
+
+def _cost(subject: Subject, plan: Plan | None) -> Cost | None:
+    """What the change costs; None where there was nothing before that could be built."""
+    if plan is None or subject.before is None:
+        return None
+    repos = subject.inventory.repos
+
+    def payload(source: Input) -> int:
+        if not source.path.endswith(".safetensors"):
+            return 0
+        return source.size - repos[source.repo].header(source.path).data_start
+
+    try:
+        former = make_plan(subject.before.inventory)
+    except (BrokenInput, NotHere, Refused, Untrusted):
+        return None
+    return cost(former, plan, payload)
+
+
+def _plan_refused(error: OverlayError, entry: Entry) -> Finding:
+    facts = {"code": error.code, "where": error.data.get("where")}
+    return found("plan-refused", entry, error.message, place=entry.recipe.place, fix=error.hint, error=facts)
+
+
+def _is_explained(findings: Iterable[Finding]) -> bool:
+    return any(finding.severity == "error" and finding.code not in _NO_REASON for finding in findings)
+
+
+def _cost_finding(the_cost: Cost, what: Compared, entry: Entry) -> Finding:
+    return found("cost", entry, f"the change costs {the_cost} ({what} compared)", **asdict(the_cost))
+
+
+def _report(
+    entry: Entry,
+    findings: Iterable[Finding],
+    what: Compared | None = None,
+    the_cost: Cost | None = None,
+    trouble: OverlayError | None = None,
+) -> Report:
+    ordered = tuple(sorted(_distinct(findings), key=_order))
+    codes = {finding.code for finding in ordered}
+    status: Status = "passed"
+    if worst(ordered) == "error":
+        status = "failed"
+    elif trouble is not None:
+        status = "unknown"
+    elif "skipped" in codes:
+        status = "skipped"
+    return Report(entry.model, status, ordered, what, the_cost, trouble)
+
+
+def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Each cause once: several checks meet the same repo that may not be read, or the same broken file."""
+    seen: set[tuple[object, ...]] = set()
+    for finding in findings:
+        said = finding.data["repo"] if finding.code in _OF_A_REPO else finding.message
+        key = finding.code, finding.place, said
+        if key not in seen:
+            seen.add(key)
+            yield finding
+
+
+def _order(finding: Finding) -> tuple[object, ...]:
+    place = finding.place
+    return place.file, place.line, place.column, -SEVERITIES.index(finding.severity), finding.code, finding.message
