@@ -20,13 +20,15 @@ class Products:
 
     Args:
         library: Where torch's own product may be used; None for nowhere.
+        compiled: Whether a GPU may use the kernel that is compiled for it (``ordered_cuda``).
 
     Attributes:
         elements: Elements of D made so far, by kernel (the library's name, or ``ordered``).
     """
 
-    def __init__(self, library: Library | None) -> None:
+    def __init__(self, library: Library | None, *, compiled: bool = True) -> None:
         self._library = library
+        self._compiled = compiled
         self.elements: Counter[str] = Counter()
 
     def of(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -35,7 +37,7 @@ class Products:
 
     def unrounded(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
         """D as it was accumulated, in the working dtype."""
-        return torch.mm(b, a) if self._by_library(b, a) else _ordered(b, a)
+        return torch.mm(b, a) if self._by_library(b, a) else self._ordered(b, a)
 
     def add_to(self, total: torch.Tensor, b: torch.Tensor, a: torch.Tensor) -> None:
         """Adds D to ``total`` (fp32, [rows, cols]) in place, rounding as ``total + D`` would."""
@@ -45,7 +47,7 @@ class Products:
             # The library finishes D before it adds C: the same two roundings, one pass over memory less. Tested.
             total.addmm_(b, a)
         else:
-            total.add_(_ordered(b, a))
+            total.add_(self._ordered(b, a))
 
     def _by_library(self, b: torch.Tensor, a: torch.Tensor) -> bool:
         rows, rank, cols = b.shape[0], b.shape[1], a.shape[1]
@@ -53,7 +55,6 @@ class Products:
         self.elements[self._library.name if self._library and trusted else "ordered"] += rows * cols
         return trusted
 
-
-def _ordered(b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
-    product = fused_product(b, a) if b.is_cuda else None
-    return ordered_product(b, a) if product is None else product
+    def _ordered(self, b: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+        product = fused_product(b, a) if b.is_cuda and self._compiled else None
+        return ordered_product(b, a) if product is None else product

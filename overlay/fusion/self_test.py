@@ -39,13 +39,13 @@ class SelfTest:
         return not self.mismatches
 
 
-def run_self_test(library: Library | None, device: torch.device) -> SelfTest:
+def run_self_test(library: Library | None, device: torch.device, *, compiled: bool = True) -> SelfTest:
     """Compares D, and W + D in fp32, as ``device`` makes them with the ordered kernel's on the CPU.
 
     A library is tried at its own bounds; without one it is the device's own arithmetic that is tried. The data hold
     zeros of both signs, values over 30 binary orders of magnitude, and products that are subnormal.
     """
-    products = Products(library)
+    products = Products(library, compiled=compiled)
     mismatches: list[str] = []
     num_products = 0
     for b, a, weight in _cases(library or _ORDERED):

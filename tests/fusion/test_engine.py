@@ -113,7 +113,7 @@ def test_an_engine_describes_itself_in_json() -> None:
 def test_a_library_that_fails_the_test_is_not_used(monkeypatch: pytest.MonkeyPatch, failure: str) -> None:
     """The engine goes on with the ordered kernel and says so."""
 
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise RuntimeError("deterministic mode wants a workspace")
 
     monkeypatch.setattr(engine_module, "mkl_library", lambda: (Library("bad", {torch.float32: 2000}), ""))
@@ -124,6 +124,21 @@ def test_a_library_that_fails_the_test_is_not_used(monkeypatch: pytest.MonkeyPat
     about = found.describe()
     assert "bad failed" in about["library_unused_because"]
     assert (about["self_test"] is None) == (failure == "error")
+
+
+def test_ordered_alone_gives_the_same_bytes(engine: Engine, tmp_path: Path, dice: random.Random) -> None:
+    """With the library switched off every product is the ordered kernel's, and the file is the same."""
+    alone = Engine.start("cpu", ordered=True)
+    assert alone.library is None
+    assert "asked for" in alone.describe()["library_unused_because"]
+    store = Store(tmp_path)
+    weights = [
+        store.fused(random_weight(dice, (70, 33), "BF16", ["BF16", "F16", "F32"], 24, name="a")),
+        store.fused(random_weight(dice, (3, 7), "F32", ["BF16"], 200, name="b")),
+    ]
+    made = [store.build(weights, tmp_path / f"out{i}", each) for i, each in enumerate((engine, alone))]
+    assert made[0].digest == made[1].digest
+    assert set(made[1].kernels) == {"ordered"}
 
 
 def test_counts_add_up_to_what_was_made(engine: Engine, tmp_path: Path, dice: random.Random) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 def engines() -> list[Engine]:
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
-    return [Engine.start("cpu"), Engine.start("cuda")]
+    return [Engine.start("cpu"), Engine.start("cuda"), Engine.start("cuda", ordered=True)]
 
 
 @pytest.mark.parametrize("rule", RULES)
