@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Keeps one issue open while pinned repos are behind their heads, and closes it when none is.
+#
+# GITHUB_TOKEN      may write issues
+# OVERLAY_REGISTRY  the registry file, read by overlay itself
+set -euo pipefail
+
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+report=$RUNNER_TEMP/overlay-outdated.txt
+status=0
+overlay outdated --exit-code >"$report" || status=$?
+cat "$report"
+case $status in
+    0) python3 "$scripts/drift_issue.py" close ;;
+    1) python3 "$scripts/drift_issue.py" open "$report" ;;
+    *)
+        echo "::error title=overlay outdated::ended with status $status: it could not tell. The issue is left as it is"
+        exit "$status"
+        ;;
+esac

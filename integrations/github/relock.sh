@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Brings registry.lock up to date on the branch of a pull request that a bot opened, and pushes it there.
+#
+# Nothing but the lock is committed, and nothing at all where it is current: so the run that follows a push of this
+# script ends without another one.
+#
+# HEAD_REF, HEAD_REPOSITORY  branch of the pull request, and the repository that it is in
+# DEFAULT_BRANCH             branch that is never pushed to
+# OVERLAY_REGISTRY           the registry file, read by overlay itself
+set -euo pipefail
+
+# Renovate and Dependabot go on updating a branch whose other commits have this author, or this mark.
+name='overlay-relock[bot]'
+email='overlay-relock[bot]@users.noreply.github.com'
+mark='[dependabot skip]'
+
+refuse() {
+    echo "::error title=overlay relock::$1"
+    exit 1
+}
+
+branch=${HEAD_REF:-}
+lock=${OVERLAY_REGISTRY%.*}.lock
+head=$(git rev-parse HEAD)
+[[ -n $branch ]] || refuse "runs on pull requests only"
+[[ $branch != "$DEFAULT_BRANCH" ]] || refuse "never pushes to the default branch, $branch"
+[[ $HEAD_REPOSITORY == "$GITHUB_REPOSITORY" ]] ||
+    refuse "the branch is in $HEAD_REPOSITORY: what runs here may not push there"
+tip=$(git ls-remote origin "refs/heads/$branch" | awk -v ref="refs/heads/$branch" '$2 == ref { print $1 }')
+[[ $tip == "$head" ]] ||
+    refuse "$branch is at ${tip:-no commit}, checked out is $head: either the branch moved on, and its next run does this, \
+or actions/checkout lacks ref: \${{ github.event.pull_request.head.sha }}"
+
+overlay lock
+
+if [[ -z $(git status --porcelain --ignored -- "$lock") ]]; then
+    echo "$lock is current"
+    exit 0
+fi
+[[ $(git log -1 --format=%ae) != "$email" ]] ||
+    refuse "$lock was written by the last commit, and comes out otherwise now: pin what floats in $OVERLAY_REGISTRY"
+
+git add -- "$lock"
+git -c user.name="$name" -c user.email="$email" -c core.hooksPath=/dev/null -c commit.gpgSign=false \
+    commit --quiet -m "Lock what the registry pins" -m "$mark" -- "$lock"
+# The lease: should the branch have moved meanwhile, even to an ancestor, then this fails.
+git -c core.hooksPath=/dev/null push --quiet --force-with-lease="refs/heads/$branch:$head" origin "HEAD:refs/heads/$branch"
+echo "$lock is pushed to $branch"
