@@ -7,11 +7,13 @@
     .overlay/objects/<algorithm>/<2 hex>/<hex>
     .overlay/actions/<2 hex>/<hex>.json
     .overlay/trees/<org>__<name>-<digest>/
+    .overlay/quarantine/<tree>/         a tree whose output is not what a lock expects; no location leads to it
     .overlay/staging/<pid>-<start>-<place>-<random>/
     .overlay/leases/<tree>/<pid>-<start>-<place>-until-<seconds>-<random>    a reader; "timed-until-…" has no process
     .overlay/pins/<tree>                what a user said must stay
     .overlay/collecting/                collectors at work, and what they took out
     .overlay/verified/<tree>.json       when it was last read and found to be sound
+    .overlay/contents/<2 hex>/<hex>     small files and headers of locked repos, for checks without a connection
     .overlay/locks/  .overlay/digests/
 """
 
@@ -80,6 +82,11 @@ class CacheRoot:
         return self.own / "trees"
 
     @property
+    def quarantine(self) -> Path:
+        """Trees that were not published, because a lock expects other output."""
+        return self.own / "quarantine"
+
+    @property
     def staging(self) -> Path:
         """Unfinished work, a folder for each build."""
         return self.own / "staging"
@@ -113,6 +120,11 @@ class CacheRoot:
     def digests(self) -> Path:
         """Remembered digests, of local files and of the tensors of adapters."""
         return self.own / "digests"
+
+    @property
+    def contents(self) -> Path:
+        """Small files and headers of the repos that a lock names."""
+        return self.own / "contents"
 
     def object(self, digest: str) -> Path:
         """Path of an object by its digest, ``algorithm:hex``."""

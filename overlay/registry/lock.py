@@ -139,6 +139,7 @@ class LockedAdapter(_Section):
         weights: ``org/name/path`` of its safetensors file; ``spec`` likewise of the JSON beside it, None without one.
         scales: Distinct float32 scales, ascending.
         meaning: Digest of target, rank and scale of every pair, in the order of targets.
+        source: Where the facts are from, if not from the repo itself.
     """
 
     name: str
@@ -149,6 +150,7 @@ class LockedAdapter(_Section):
     ranks: tuple[Count, ...]
     scales: tuple[float, ...]
     meaning: Digest
+    source: str | None = None
 
 
 class LockedScript(_Section):
@@ -316,7 +318,8 @@ def dump_lock(lock: Lock) -> bytes:
 def _dump(value: Any, indent: str) -> str:
     """Like ``json.dumps`` with an indent, but what holds only plain values stands on one line."""
     if isinstance(value, dict) and (_is_table(value) or any(isinstance(item, dict | list) for item in value.values())):
-        rows = (f"{indent} {_plain(key)}: {_dump(value[key], indent + ' ')}" for key in sorted(value))
+        order = sorted(value, key=lambda key: (isinstance(value[key], dict), key))  # the short ones first
+        rows = (f"{indent} {_plain(key)}: {_dump(value[key], indent + ' ')}" for key in order)
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         rows = (f"{indent} {_dump(item, indent + ' ')}" for item in value)

@@ -1,0 +1,151 @@
+"""What the repos of a model hold, as its lock says it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from overlay.fingerprint import action_key, bytes_digest
+from overlay.formats.manifest import read_manifest
+from overlay.formats.overlay_repo import is_metadata
+from overlay.hub.contents import header_digest
+from overlay.planning.location import overlay_identity
+from overlay.planning.outputs import Fused, SafetensorsFile
+from overlay.registry.lock import LockedAdapter, LockedFile, LockedModel, LockedRepo, LockedScript, recipe_json
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from overlay.contract.subject import Subject
+    from overlay.hub import Repo
+    from overlay.hub.contents import Contents
+    from overlay.planning.plan import AdapterUse, Plan
+
+__all__ = ["is_license", "lock_model", "meaning_of", "sha256_of"]
+
+LARGEST_KEPT = 16 * 2**20
+"""Bytes of a small file at most; larger ones are known by digest alone."""
+
+_LICENSE = re.compile(r"(LICEN[SC]E|NOTICE|COPYING)([.-].*)?", re.IGNORECASE)
+_WEIGHTS = ".safetensors"
+
+
+def lock_model(subject: Subject, plan: Plan | None, contents: Contents | None = None) -> LockedModel:
+    """Everything that the lock says of a model, but the expected output.
+
+    The same whether its repos come from the Hub or from folders: a small file that a listing knows by its git blob is
+    read for its sha256.
+
+    Args:
+        subject: The entry, every repo of it at a commit.
+        plan: Of the same repos; None for an entry that only its overlay's own Python builds.
+        contents: Takes the small files and headers that checks read.
+
+    Raises:
+        OverlayError: A file cannot be read.
+    """
+    inventory, entry = subject.inventory, subject.entry
+    components = {need.pin.repo: need.components for need in entry.needs}
+    needed: dict[str, set[str]] = {name: set() for name in inventory.repos}
+    for item in plan.inputs() if plan else ():
+        needed[item.repo].add(item.path)
+    if subject.manifest is not None:
+        needed[inventory.source.repo].update(set(subject.manifest.required_source_files) & {*inventory.source.paths()})
+    if inventory.overlay is not None:
+        needed[inventory.overlay.repo].update(inventory.overlay.paths())
+    return LockedModel(
+        recipe=recipe_json(entry),
+        location=plan.location if plan else _location(subject),
+        repos={
+            name: _locked_repo(repo, needed[name], components.get(name, ()), contents)
+            for name, repo in inventory.repos.items()
+        },
+        adapters=tuple(_locked_adapter(use, plan) for use in plan.adapters) if plan else (),
+        script=_script(subject),
+    )
+
+
+def is_license(path: str) -> bool:
+    """Whether a file is by its name a licence or what belongs to one."""
+    return _LICENSE.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def sha256_of(repo: Repo, path: str) -> str:
+    """sha256 (64 hex digits) of a file's content; a small file that its listing knows otherwise is read."""
+    algorithm, _, value = repo.digest(path).partition(":")
+    return value if algorithm == "sha256" else bytes_digest(repo.read_bytes(path), "sha256").partition(":")[2]
+
+
+def meaning_of(pairs: Iterable[tuple[str, int, float]]) -> str:
+    """Digest of what an adapter means: target, rank and float32 scale of every pair."""
+    return f"sha256:{action_key([[target, rank, float(scale).hex()] for target, rank, scale in sorted(pairs)])}"
+
+
+def _locked_repo(
+    repo: Repo, needed: Collection[str], components: tuple[str, ...], contents: Contents | None
+) -> LockedRepo:
+    licenses = [path for path in repo.paths() if is_license(path)]
+    wanted = {*needed, *licenses, *_descriptions(repo.paths(), needed)}
+    return LockedRepo(
+        revision=repo.revision,
+        components=components,
+        licenses=tuple(sorted(licenses)),
+        files={path: _locked_file(repo, path, contents) for path in sorted(wanted)},
+    )
+
+
+def _descriptions(paths: Sequence[str], needed: Collection[str]) -> list[str]:
+    """The JSON files beside needed files: indexes, configs, both names of an adapter's spec, stamps of a fuse."""
+    folders = {path.rpartition("/")[0] for path in needed}
+    return [path for path in paths if path.endswith(".json") and path.rpartition("/")[0] in folders]
+
+
+def _locked_file(repo: Repo, path: str, contents: Contents | None) -> LockedFile:
+    size, sha256 = repo.size(path), sha256_of(repo, path)
+    if path.endswith(_WEIGHTS):
+        header = repo.header(path)
+        if contents is not None:
+            contents.keep_header(sha256, header)
+        return LockedFile(size=size, sha256=sha256, tensors=len(header.tensors), header=header_digest(header))
+    if contents is not None and size <= LARGEST_KEPT and (is_metadata(path) or is_license(path)):
+        contents.keep_file(sha256, repo.read_bytes(path))
+    return LockedFile(size=size, sha256=sha256)
+
+
+def _locked_adapter(use: AdapterUse, plan: Plan) -> LockedAdapter:
+    pairs = [
+        (tensor.name, term.rank, term.scale)
+        for output in plan.outputs
+        if isinstance(output, SafetensorsFile)
+        for tensor in output.tensors
+        for piece in tensor.pieces
+        if isinstance(piece, Fused)
+        for term in piece.terms
+        if term.a.input == use.weights
+    ]
+    return LockedAdapter(
+        name=use.name,
+        kind=use.kind,
+        weights=f"{use.weights.repo}/{use.weights.path}",
+        spec=f"{use.spec.repo}/{use.spec.path}" if use.spec else None,
+        pairs=len(pairs),
+        ranks=tuple(sorted({rank for _, rank, _ in pairs})),
+        scales=tuple(sorted({scale for _, _, scale in pairs})),
+        meaning=meaning_of(pairs),
+    )
+
+
+def _script(subject: Subject) -> LockedScript | None:
+    overlay, manifest = subject.inventory.overlay, subject.manifest
+    path = manifest.custom_materializer if manifest else None
+    if overlay is None or path is None or path not in overlay.paths():
+        return None
+    return LockedScript(path=path, sha256=sha256_of(overlay, path))
+
+
+def _location(subject: Subject) -> str:
+    """Of an entry without a plan, which has an overlay."""
+    overlay = subject.inventory.overlay
+    if overlay is None:
+        raise ValueError(f"{subject.entry.model}: has neither a plan nor an overlay")
+    return overlay_identity(subject.entry, overlay, read_manifest(overlay)).location_name
