@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlay.formats.files import Files
     from overlay.formats.header import Header, TensorInfo
 
-__all__ = ["Checkpoint", "read_checkpoint"]
+__all__ = ["Checkpoint", "Listing", "list_shards", "read_checkpoint"]
 
 _WEIGHTS = ".safetensors"
 _INDEX = ".safetensors.index.json"
@@ -54,6 +54,29 @@ class Checkpoint:
         return shard, self.shards[shard].tensors[name]
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The shards of a folder, as its index or their names give them.
+
+    Attributes:
+        folder: Path of the folder in its ``Files``; empty for the root.
+        index: Path of the index file in its ``Files``; None for files without one.
+        index_json: The index, whole; None likewise.
+        shards: Paths relative to ``folder``, sorted.
+        weight_map: Shard of every tensor by name, as the index says; None without one.
+    """
+
+    folder: str
+    index: str | None
+    index_json: Mapping[str, Any] | None
+    shards: tuple[str, ...]
+    weight_map: Mapping[str, str] | None
+
+    def path(self, shard: str) -> str:
+        """Path of a shard in its ``Files``."""
+        return f"{self.folder}/{shard}" if self.folder else shard
+
+
 def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
     """Reads every header of a folder's checkpoint and holds them against its index.
 
@@ -65,6 +88,26 @@ def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
         NotHere: No safetensors file there.
         BrokenInput: A bad header or index; shards missing or left over (all of them are listed); a tensor that is not
             where the index says, not in the index, or in two shards; pickled weights only.
+    """
+    listing = list_shards(files, folder)
+    headers = {shard: files.header(listing.path(shard)) for shard in listing.shards}
+    where = files.where(listing.folder) if listing.folder else files.name
+    found = _tensor_shards(headers, where)
+    if listing.weight_map is not None and listing.index is not None:
+        _check_tensors(listing.weight_map, found, files.where(listing.index))
+    return Checkpoint(listing.folder, listing.index, listing.index_json, headers, listing.weight_map or found)
+
+
+def list_shards(files: Files, folder: str = "") -> Listing:
+    """The shards of a folder's checkpoint, held against its index or their numbers; reads no header.
+
+    Args:
+        files: The repo or folder that holds it.
+        folder: Path of the folder in ``files``; empty for the root.
+
+    Raises:
+        NotHere: No safetensors file there.
+        BrokenInput: A bad index; shards missing or left over (all of them are listed); pickled weights only.
     """
     folder = safe_path(folder, files.name) if folder else ""
     prefix = folder and folder + "/"
@@ -89,12 +132,10 @@ def read_checkpoint(files: Files, folder: str = "") -> Checkpoint:
     places = {"", *(posixpath.dirname(shard) for shard in listed)}
     present = {path for path in inside if path.endswith(_WEIGHTS) and posixpath.dirname(path) in places}
     _check_files(listed, set(inside), present, files.where(index))
-    shards = {shard: files.header(prefix + shard) for shard in listed}
-    _check_tensors(wanted, _tensor_shards(shards, where), files.where(index))
-    return Checkpoint(folder, index, document, shards, wanted)
+    return Listing(folder, index, document, tuple(listed), wanted)
 
 
-def _without_index(files: Files, folder: str, inside: list[str], where: str) -> Checkpoint:
+def _without_index(files: Files, folder: str, inside: list[str], where: str) -> Listing:
     prefix = folder and folder + "/"
     here = [path for path in inside if "/" not in path]
     names = [path for path in here if path.endswith(_WEIGHTS)]
@@ -105,8 +146,7 @@ def _without_index(files: Files, folder: str, inside: list[str], where: str) -> 
         stem, total = match["stem"], match["total"]
         whole = [f"{stem}-{number:05d}-of-{total}{_WEIGHTS}" for number in range(1, int(total) + 1)]
         _check_files(whole, set(names), set(), f"{where} (numbered shards, no index)")
-    shards = {name: files.header(prefix + name) for name in sorted(names)}
-    return Checkpoint(folder, None, None, shards, _tensor_shards(shards, where))
+    return Listing(folder, None, None, tuple(sorted(names)), None)
 
 
 def _weight_map(document: Mapping[str, Any], where: str) -> dict[str, str]:

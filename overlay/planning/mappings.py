@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["mappings"]
+__all__ = ["mappings", "select"]
 
 
 def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
@@ -30,7 +30,7 @@ def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
     source = sources.source
     layers = [overlay_own_files(sources.overlay)]
     for mapping in sources.manifest.file_mappings if sources.manifest else ():
-        moved = _select(mapping, source.files.paths())
+        moved = select(mapping, source.files.paths())
         if not moved:
             raise BrokenInput(
                 f"{source.files.name}: nothing matches the overlay's {mapping.type} mapping {mapping.src!r}",
@@ -42,7 +42,7 @@ def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
     return Outcome(list(overlaid(*layers)))
 
 
-def _select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[str]) -> dict[str, str]:
+def select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[str]) -> dict[str, str]:
     """Where each file of the source goes that the mapping takes."""
     match mapping:
         case FileMapping():

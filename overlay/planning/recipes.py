@@ -11,11 +11,13 @@ from overlay.fingerprint import bytes_digest
 from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.model_index import read_model_index
+from overlay.formats.wording import some
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
 from overlay.planning.outputs import GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
+from overlay.planning.renames import find_renames
 from overlay.planning.rules import DEFAULT_RULE, check_rule
 from overlay.planning.sources import Outcome, Sources
 from overlay.planning.vdn_h3 import vdn_h3
@@ -157,22 +159,17 @@ def _check_required(inventory: Inventory, manifest: Manifest) -> None:
     missing = [path for path in manifest.required_source_files if path not in present]
     if not missing:
         return
-    twins = {"adapter_config.json": "adapter_spec.json", "adapter_spec.json": "adapter_config.json"}
-    renamed = [
-        twin
-        for path in missing
-        for old, new in twins.items()
-        if path.endswith(f"/{old}") and (twin := f"{path.removesuffix(old)}{new}") in present
-    ]
+    renames = find_renames(inventory.source, manifest.required_source_files)
+    renamed = [renames[path] for path in missing if path in renames]
     hint = "pin an overlay and a source that belong together"
     if not inventory.source.shared_store:
         hint = f"put these files into {inventory.source.name}"
     if renamed:
-        hint = f"the source has {renamed[0]} instead: pin the overlay revision that asks for that name"
+        hint = f"the source has {renamed[0].found} instead: pin the overlay revision that asks for that name"
     raise BrokenInput(
-        f"{inventory.source.name}: the overlay requires files that are not there: {', '.join(missing)}",
+        f"{inventory.source.name}: the overlay requires files that are not there: {some(missing, 20)}",
         code="required-file-missing",
         hint=hint,
         missing=missing,
-        renamed=renamed,
+        renamed=[rename.found for rename in renamed],
     )

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["vdn_h3"]
+__all__ = ["BASE", "COMPONENTS", "STAGES", "small_files", "vdn_h3"]
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "stage-dmd-step-250": ("default", "turbo"),
     "stage-b-step-2000": ("default",),
 }
 BASE = "h3-base"
+COMPONENTS = ("transformer", "video_vae", "audio_vae")
+"""What is made of the source; the rest is carried from the needs."""
 BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
 ROPE_FILE = "sglang_rope_inv_freq.safetensors"
 
@@ -81,9 +83,13 @@ def vdn_h3(entry: Entry, sources: Sources, rule: str) -> Outcome:
         _configs(source),
         finish(made, model),  # no shard may go by the name of a file that is made
     )
-    reads = [f"{stage}/metadata.json", f"{stage}/linear_branch/config.json"]
-    reads += [f"{BASE}/{component}/config.json" for component in ("transformer", "vae", "audio_vae")]
-    return Outcome(list(outputs), adapter_uses(adapters), tuple(source(path) for path in reads))
+    return Outcome(list(outputs), adapter_uses(adapters), tuple(source(path) for path in small_files(stage)))
+
+
+def small_files(stage: str) -> tuple[str, ...]:
+    """Files of the source that shape the tree by their content, by name; the adapters' own not among them."""
+    configs = (f"{BASE}/{component}/config.json" for component in ("transformer", "vae", "audio_vae"))
+    return (f"{stage}/metadata.json", f"{stage}/linear_branch/config.json", *configs)
 
 
 def _check_kinds(source: InputBook, adapters: Sequence[AdapterSource]) -> None:
