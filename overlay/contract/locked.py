@@ -1,0 +1,141 @@
+"""Checks of an entry against its lock: is there one, is it of these pins, and do the repos hold what it says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.contract.facts import is_license, sha256_of
+from overlay.contract.finding import found
+from overlay.formats.wording import counted
+from overlay.registry.lock import recipe_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import Subject
+    from overlay.hub import Repo
+    from overlay.registry import Pin
+    from overlay.registry.lock import LockedFile, LockedRepo
+
+__all__ = ["lock_findings"]
+
+LARGEST_READ = 16 * 2**20
+"""Bytes of a folder's file that is read for its sha256; of a larger one the size has to do until it is used."""
+
+
+def lock_findings(subject: Subject) -> Iterator[Finding]:
+    """What the lock says otherwise, and licences that changed."""
+    yield from _present(subject)
+    yield from _differing(subject)
+    yield from _licenses(subject)
+
+
+def _present(subject: Subject) -> Iterator[Finding]:
+    entry, locked = subject.entry, subject.locked
+    fix = f"overlay lock {entry.model}"
+    if locked is None:
+        if all(pin.revision is not None for pin in entry.pins):  # else it cannot be locked, which is said of the pin
+            yield found("lock-missing", entry, f"{entry.model} is not in the lock", fix=fix)
+        return
+    differences = locked.differences(entry)
+    if differences:
+        changed = [pin for pin in entry.pins if _locked_elsewhere(pin, locked.repos)]
+        yield found(
+            "lock-stale",
+            entry,
+            f"the lock of {entry.model} was made for another entry: {'; '.join(differences)}",
+            place=changed[0].place if changed else entry.recipe.place if not _same_recipe(subject) else None,
+            fix=fix,
+            differences=list(differences),
+        )
+
+
+def _same_recipe(subject: Subject) -> bool:
+    return subject.locked is None or subject.locked.recipe == recipe_json(subject.entry)
+
+
+def _locked_elsewhere(pin: Pin, repos: Mapping[str, LockedRepo]) -> bool:
+    return pin.repo not in repos or repos[pin.repo].revision != pin.revision
+
+
+def _differing(subject: Subject) -> Iterator[Finding]:
+    """Files of a locked commit that the repo lacks or has otherwise: one finding a repo."""
+    if subject.locked is None:
+        return
+    for pin in subject.entry.pins:
+        repo, section = subject.inventory.repos.get(pin.repo), subject.locked.repos.get(pin.repo)
+        if repo is None or section is None or repo.revision != section.revision:
+            continue
+        present = set(repo.paths())
+        absent = [path for path in section.files if path not in present]
+        other = [path for path, file in section.files.items() if path in present and _differs(repo, path, file)]
+        if absent or other:
+            said = [f"absent: {', '.join(sorted(absent))}"] if absent else []
+            said += [f"different: {', '.join(sorted(other))}"] if other else []
+            yield found(
+                "lock-differs",
+                subject.entry,
+                f"{repo.name}: {counted(len(absent) + len(other), 'file')} not as the lock says: {'; '.join(said)}",
+                place=pin.place,
+                fix="do not lock again before you know why: the files of a commit never change by themselves",
+                repo=repo.repo,
+                absent=sorted(absent),
+                different=sorted(other),
+            )
+
+
+def _differs(repo: Repo, path: str, locked: LockedFile) -> bool:
+    if repo.size(path) != locked.size:
+        return True
+    if not repo.shared_store and locked.size > LARGEST_READ:  # a folder's digest would be taken by reading it
+        return False
+    digest = repo.digest(path)
+    return digest.startswith("sha256:") and digest != f"sha256:{locked.sha256}"
+
+
+def _licenses(subject: Subject) -> Iterator[Finding]:
+    """Licence files that are not what they were: before the change that is checked, else when it was locked."""
+    for role, repo, pin in _roles(subject):
+        before = _licenses_before(subject, role, repo)
+        if before is None:
+            continue
+        now = {path: sha256_of(repo, path) for path in repo.paths() if is_license(path)}
+        changes = [
+            *(f"{path} is new" for path in sorted(now.keys() - before.keys())),
+            *(f"{path} is gone" for path in sorted(before.keys() - now.keys())),
+            *(f"{path} changed" for path in sorted(now.keys() & before.keys()) if now[path] != before[path]),
+        ]
+        if changes:
+            yield found(
+                "license-changed",
+                subject.entry,
+                f"{repo.name}: {', '.join(changes)}",
+                place=pin.place,
+                fix="read it before you deploy; then lock again",
+                repo=repo.repo,
+                changes=changes,
+            )
+
+
+def _roles(subject: Subject) -> Iterator[tuple[str, Repo, Pin]]:
+    """What each repo is to the model: a source stays the source where its name changes."""
+    entry, inventory = subject.entry, subject.inventory
+    yield "source", inventory.source, entry.source
+    if inventory.overlay is not None and entry.overlay is not None:
+        yield "overlay", inventory.overlay, entry.overlay
+    for need in entry.needs:
+        yield need.pin.repo, inventory.needs[need.pin.repo], need.pin
+
+
+def _licenses_before(subject: Subject, role: str, repo: Repo) -> Mapping[str, str] | None:
+    """sha256 of the licence files by path; None where nothing is known of other pins."""
+    if subject.before is not None:
+        for other, former, _ in _roles(subject.before):
+            if other == role and (former.repo, former.revision) != (repo.repo, repo.revision):
+                return {path: sha256_of(former, path) for path in former.paths() if is_license(path)}
+        return None
+    section = subject.locked.repos.get(repo.repo) if subject.locked else None
+    if section is None or not section.complete or section.revision == repo.revision:
+        return None
+    return {path: section.files[path].sha256 for path in section.licenses if path in section.files}
