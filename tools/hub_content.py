@@ -7,6 +7,7 @@ import hashlib
 import re
 import threading
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LFS_SIZE = 10 * 1000 * 1000
+EPOCH = datetime(2026, 9, 30, tzinfo=UTC)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -50,12 +52,16 @@ class Content:
     Args:
         lfs: Globs of the files that count as LFS, besides those over 10 MB.
         branches: Commit of ``main`` by repo, where a repo has several revisions.
+
+    Attributes:
+        history: Commits of ``main`` by repo, newest first, each with its title; the first is what ``main`` is at.
     """
 
     def __init__(self, folder: Path, *, lfs: Sequence[str], branches: Mapping[str, str]) -> None:
         self.folder = folder
         self.lfs = tuple(lfs)
         self.branches = dict(branches)
+        self.history: dict[str, Mapping[str, str]] = {}
         self._lock = threading.Lock()
         self._digests: dict[tuple[int, int, int, int], tuple[str, str]] = {}
 
@@ -69,8 +75,24 @@ class Content:
         if revision == "main":
             named = _commit("main") if _commit("main") in commits else None
             only = next(iter(commits)) if len(commits) == 1 else None
-            revision = self.branches.get(repo) or named or only or revision
+            newest = next(iter(self.history.get(repo, ())), None)
+            revision = newest or self.branches.get(repo) or named or only or revision
         return (revision, commits[revision]) if revision in commits else None
+
+    def commits(self, repo: str, commit: str) -> list[dict[str, Any]]:
+        """A commit and those before it, newest first, a day apart."""
+        known = self.history.get(repo, {commit: "Upload folder"})
+        listed = [
+            {
+                "id": name,
+                "title": title,
+                "message": "",
+                "authors": [{"user": "someone", "avatar": ""}],
+                "date": (EPOCH - timedelta(days=age)).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            }
+            for age, (name, title) in enumerate(known.items())
+        ]
+        return listed[next((age for age, item in enumerate(listed) if item["id"] == commit), len(listed)) :]
 
     def entries(self, folder: Path) -> dict[str, Entry]:
         """Every file of a revision by its path."""

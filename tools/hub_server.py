@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 18
 AGENTS = "/api/agent-harnesses"  # asked by the client once a day, for its user agent; neither faulted nor remembered
-API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>tree|revision)/(?P<revision>[^/]+))?")
+API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>tree|revision|commits)/(?P<revision>[^/]+))?")
 RESOLVE = re.compile(r"/(?P<cdn>cdn/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
 
 
@@ -260,6 +260,8 @@ class _Handler(BaseHTTPRequestHandler):
             answer = self._file(entries.get(match["path"]), fault, redirect=self.hub.cdn and not is_cdn)
         elif match["what"] == "tree":
             answer = self._tree(entries, query)
+        elif match["what"] == "commits":
+            answer = self._commits(self.hub.content.commits(repo, commit), query)
         else:
             siblings = [{"rfilename": name} for name in entries]
             answer = _json({"id": repo, "modelId": repo, "sha": commit, "private": False, "siblings": siblings})
@@ -284,10 +286,19 @@ class _Handler(BaseHTTPRequestHandler):
         items = [{"type": "directory", "path": path, "size": 0, "oid": "0" * 40} for path in sorted(folders)]
         items += [entry.tree_item(path) for path, entry in entries.items()]
         start = int(parse_qs(query).get("cursor", ["0"])[0])
-        stop = start + (self.hub.page_size or len(items))
-        answer = _json(items[start:stop])
-        if stop < len(items):
-            url = f"{self.hub.url}{urlsplit(self.path).path}?recursive=true&expand=false&cursor={stop}"
+        size = self.hub.page_size or len(items)
+        return self._page(items, start, size, f"recursive=true&expand=false&cursor={start + size}")
+
+    def _commits(self, items: Sequence[Mapping[str, Any]], query: str) -> _Answer:
+        asked = parse_qs(query)
+        page, limit = int(asked.get("p", ["0"])[0]), int(asked.get("limit", ["50"])[0])
+        size = min(limit, self.hub.page_size or limit)
+        return self._page(items, page * size, size, f"limit={limit}&p={page + 1}")
+
+    def _page(self, items: Sequence[Mapping[str, Any]], start: int, size: int, following: str) -> _Answer:
+        answer = _json(items[start : start + size])
+        if start + size < len(items):
+            url = f"{self.hub.url}{urlsplit(self.path).path}?{following}"
             answer.headers["Link"] = f'<{url}>; rel="next"'
         return answer
 

@@ -1,0 +1,196 @@
+"""The history of a repo: where its branch is, which commits led there, and which one a few digits stand for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from overlay.errors import BrokenInput, InvalidUsage, NotHere
+from overlay.fingerprint import DigestMemo
+from overlay.formats.strict_json import parse_json
+from overlay.hub.folder import open_in_hub_folder
+from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline
+from overlay.registry import LOCAL, Pin, repo_id_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from overlay.hub.traffic import Traffic
+
+__all__ = ["MOST_COMMITS", "Commit", "Histories"]
+
+MOST_COMMITS = 1000
+"""How far back a commit is looked for; the Hub gives so many in one answer."""
+
+_PREFIX = re.compile(r"[0-9a-f]{4,39}")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_MAX_TITLE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One commit.
+
+    Attributes:
+        id: 40 hex digits.
+        title: First line of its message, shortened.
+        date: ``2026-09-09``; empty where it is not known.
+    """
+
+    id: str
+    title: str = ""
+    date: str = ""
+
+
+@dataclass(slots=True)
+class Histories:
+    """Histories of repos, each asked for once.
+
+    Args:
+        hub: Folder that stands for the Hub. It has no order of commits: only its heads are known.
+        offline: Make no request.
+        traffic: Counts what is received.
+    """
+
+    hub: Path | None
+    offline: bool
+    traffic: Traffic | None = None
+    _heads: dict[str, str] = field(default_factory=dict)
+    _commits: dict[str, tuple[Commit, ...]] = field(default_factory=dict)
+
+    def head(self, repo: str) -> str:
+        """The commit that ``main`` is at; of a hub folder, its only revision, or what ``main`` is a link to.
+
+        Raises:
+            NotHere: Offline, or no such folder.
+            InvalidUsage: A folder that is no commit, or several of which none is ``main``.
+            OverlayError: As ``explain.explained``.
+        """
+        if repo not in self._heads:
+            self._heads[repo] = self._head(repo)
+        return self._heads[repo]
+
+    def commits(self, repo: str) -> tuple[Commit, ...]:
+        """What led to the head, newest first, at most ``MOST_COMMITS``; of a hub folder, the head alone.
+
+        Raises:
+            OverlayError: As :meth:`head`.
+            BrokenInput: The answer is no list of commits.
+        """
+        if repo not in self._commits:
+            self._commits[repo] = (Commit(self.head(repo)),) if self.hub is not None else self._asked(repo)
+        return self._commits[repo]
+
+    def behind(self, repo: str, commit: str) -> int | None:
+        """How many commits a commit is behind the head; None where the history, as far as it is known, lacks it."""
+        return next((number for number, found in enumerate(self.commits(repo)) if found.id == commit), None)
+
+    def full_commit(self, repo: str, text: str) -> str:
+        """The 40 digits that ``text`` stands for: all of them (no request), their beginning, or ``main``.
+
+        Raises:
+            InvalidUsage: It is none of these, or stands for no commit or for several.
+            OverlayError: As :meth:`commits`.
+        """
+        if COMMIT.fullmatch(text):
+            return text
+        if text == BRANCH:
+            return self.head(repo)
+        if not _PREFIX.fullmatch(text):
+            raise InvalidUsage(
+                f"{repo}@{text[:80]}: no commit; expected 40 hex digits, at least the first 4 of them, or {BRANCH}",
+                code="not-a-commit",
+                hint=f"see which there are: git ls-remote https://huggingface.co/{repo}",
+                repo=repo,
+                revision=text,
+            )
+        known = self._names(repo)
+        found = sorted(name for name in known if name.startswith(text))
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise InvalidUsage(
+                f"{repo}@{text}: no commit of {len(known)} known begins so",
+                code="unknown-commit",
+                hint="give all 40 digits, which need not be looked for",
+                repo=repo,
+                revision=text,
+            )
+        raise InvalidUsage(
+            f"{repo}@{text}: {len(found)} commits begin so: {', '.join(name[:12] for name in found[:5])}",
+            code="ambiguous-commit",
+            hint="give more digits",
+            repo=repo,
+            revision=text,
+            commits=found,
+        )
+
+    def _head(self, repo: str) -> str:
+        self._check(repo)
+        if self.hub is not None:
+            folder = open_in_hub_folder(self.hub, Pin(repo, None, BRANCH), DigestMemo(None, write=False), None)
+            if folder.revision == LOCAL:
+                raise InvalidUsage(
+                    f"{folder.root}: is not named for a commit, so there is nothing to pin",
+                    code="no-commit",
+                    hint=f"name the folder for its commit and link to it: ln -s COMMIT {BRANCH}",
+                    where=str(folder.root),
+                )
+            return folder.revision
+        from overlay.hub import client  # the network stack, only where a request is made
+
+        return client.resolve_branch(repo, self.traffic)
+
+    def _names(self, repo: str) -> list[str]:
+        """The commits among which a prefix is looked for."""
+        if self.hub is None:
+            return [commit.id for commit in self.commits(repo)]
+        folder = self.hub / repo
+        return [path.name for path in folder.iterdir() if COMMIT.fullmatch(path.name)] if folder.is_dir() else []
+
+    def _asked(self, repo: str) -> tuple[Commit, ...]:
+        self._check(repo)
+        from overlay.hub import client  # the network stack, only where a request is made
+        from overlay.hub.explain import explained
+
+        found: dict[str, Commit] = {}
+        with explained(repo, BRANCH):
+            for page in client.pages(f"/api/models/{repo}/commits/{BRANCH}?limit={MOST_COMMITS}", repo, self.traffic):
+                found.update({commit.id: commit for commit in _parsed(page, repo)})
+                if len(found) >= MOST_COMMITS:
+                    break
+        return tuple(found.values())[:MOST_COMMITS]
+
+    def _check(self, repo: str) -> None:
+        if problem := repo_id_problem(repo):
+            raise InvalidUsage(problem, code="invalid-repo-id", hint="write it as ORG/NAME", repo=repo)
+        if self.hub is None and (self.offline or is_offline()):
+            raise NotHere(
+                f"{repo}: which commits there are is asked of the Hub, and this run makes no request",
+                code="offline",
+                hint="run it with a connection (without --offline, HF_HUB_OFFLINE unset), or give all 40 digits",
+                repo=repo,
+            )
+
+
+def _parsed(page: bytes, repo: str) -> list[Commit]:
+    try:
+        items = parse_json(page, repo)
+        if not isinstance(items, list):
+            raise TypeError
+        return [_commit(item) for item in items]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise BrokenInput(
+            f"{repo}: answered something that is no list of commits",
+            code="not-a-hub",
+            hint="check that HF_ENDPOINT points to a Hub, and that no proxy or login page answers in its place",
+            where=repo,
+        ) from error
+
+
+def _commit(item: Any) -> Commit:
+    commit, title, date = item["id"], str(item.get("title", "")), str(item.get("date", ""))
+    if not COMMIT.fullmatch(commit):
+        raise ValueError(f"commit {commit!r}")
+    return Commit(commit, " ".join(title.split())[:_MAX_TITLE], date[:10] if _DATE.match(date) else "")
