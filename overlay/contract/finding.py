@@ -53,6 +53,7 @@ CODES: Mapping[str, Code] = {
     "base-quantised": Code("the base is quantised or scaled", "error", "error"),
     "base-not-trained-on": Code("an adapter says that it was trained on another base", "warning", "warning"),
     "base-bytes-differ": Code("another base with equal names and shapes, but other bytes", "warning", "warning"),
+    "branch-broken": Code("the linear branch cannot be read, or does not fit the base", "error", "error"),
     "branch-keys-unknown": Code("the linear branch has keys that no runtime knows, or lacks some", "error", "error"),
     "branch-keys-collide": Code("the linear branch and the base have tensors of one name", "error", "error"),
     # Pins

@@ -8,6 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from overlay.formats.vdn import linear_branch_shapes
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -80,26 +82,7 @@ def _block(prefix: str, config: Mapping[str, Any]) -> Iterator[Tensor]:
 
 def branch_tensors(config: Mapping[str, Any]) -> list[Tensor]:
     """The linear branch: 16 bf16 tensors a block, with short convolutions on k and v."""
-    width, heads, head = config["hidden_size"], config["num_attention_heads"], config["attention_head_dim"]
-    inner = heads * head
-    shapes: dict[str, tuple[int, ...]] = {
-        "linear_attention.alpha.A_log": (heads,),
-        "linear_attention.alpha.dt_bias": (inner,),
-        "linear_attention.alpha.down.weight": (head, width),
-        "linear_attention.alpha.up.weight": (inner, head),
-        "linear_attention.beta_proj.weight": (heads, width),
-        "linear_attention.norm.weight": (head,),
-        "linear_attention.output_gate.down.weight": (head, width),
-        "linear_attention.output_gate.up.weight": (inner, head),
-        "linear_attention.output_gate.up.bias": (inner,),
-        "linear_attention.short_conv.k_sp.weight": (inner, 1, 5, 5),
-        "linear_attention.short_conv.v_sp.weight": (inner, 1, 5, 5),
-        "linear_attention.short_conv.k_tm.weight": (inner, 1, 5),
-        "linear_attention.short_conv.v_tm.weight": (inner, 1, 5),
-        "softmax_gate.up.weight": (heads, width),
-        "softmax_gate.up.bias": (heads,),
-        "to_out_linear.weight": (width, inner),
-    }
+    shapes = linear_branch_shapes(config["hidden_size"], config["num_attention_heads"], config["attention_head_dim"])
     return [
         (f"transformer_blocks.{block}.attn.{name}", "BF16", shape)
         for block in range(config["num_layers"])

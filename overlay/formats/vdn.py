@@ -1,4 +1,4 @@
-"""The small JSON files of an OpenVDN checkpoint stage, checked to be the versions that are understood here."""
+"""An OpenVDN checkpoint stage: its small JSON files, checked to be of known versions, and its branch's tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from overlay.formats.strict_json import parse_object
 if TYPE_CHECKING:
     from overlay.formats.files import Files
 
-__all__ = ["read_linear_branch", "read_stage_metadata"]
+__all__ = ["linear_branch_shapes", "read_linear_branch", "read_stage_metadata"]
 
 
 def read_linear_branch(files: Files, path: str) -> dict[str, Any]:
@@ -29,6 +29,36 @@ def read_linear_branch(files: Files, path: str) -> dict[str, Any]:
             where=files.where(path),
         )
     return document
+
+
+def linear_branch_shapes(width: int, num_heads: int, head_dim: int) -> dict[str, tuple[int, ...]]:
+    """The linear branch's 16 tensors of every block, by their name after ``transformer_blocks.<block>.attn.``.
+
+    With short convolutions on k and v: spatial (``sp``) ones of 5 x 5, temporal (``tm``) ones of 5.
+
+    Args:
+        width: The base's ``hidden_size``.
+        num_heads: The base's ``num_attention_heads``; ``head_dim`` its ``attention_head_dim``.
+    """
+    inner = num_heads * head_dim
+    return {
+        "linear_attention.alpha.A_log": (num_heads,),
+        "linear_attention.alpha.dt_bias": (inner,),
+        "linear_attention.alpha.down.weight": (head_dim, width),
+        "linear_attention.alpha.up.weight": (inner, head_dim),
+        "linear_attention.beta_proj.weight": (num_heads, width),
+        "linear_attention.norm.weight": (head_dim,),
+        "linear_attention.output_gate.down.weight": (head_dim, width),
+        "linear_attention.output_gate.up.weight": (inner, head_dim),
+        "linear_attention.output_gate.up.bias": (inner,),
+        "linear_attention.short_conv.k_sp.weight": (inner, 1, 5, 5),
+        "linear_attention.short_conv.v_sp.weight": (inner, 1, 5, 5),
+        "linear_attention.short_conv.k_tm.weight": (inner, 1, 5),
+        "linear_attention.short_conv.v_tm.weight": (inner, 1, 5),
+        "softmax_gate.up.weight": (num_heads, width),
+        "softmax_gate.up.bias": (num_heads,),
+        "to_out_linear.weight": (width, inner),
+    }
 
 
 def read_stage_metadata(files: Files, path: str) -> dict[str, Any]:

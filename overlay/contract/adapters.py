@@ -1,0 +1,75 @@
+"""Whether every adapter of a recipe can be applied to the base whole, told from headers and descriptions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.contract.base_files import pass_on, place_of, read_base
+from overlay.contract.finding import found
+from overlay.errors import BrokenInput, NotHere
+from overlay.formats.adapters import read_adapter
+from overlay.planning.fuse import base_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import AdapterPlace, Subject
+    from overlay.formats.header import TensorInfo
+
+__all__ = ["check_adapters"]
+
+_CODES = {
+    "adapter-pairs-missing": "targets-differ",
+    "adapter-pairs-unexpected": "targets-differ",
+    "adapter-target-ambiguous": "targets-differ",
+    "adapter-target-unmatched": "targets-differ",
+    "adapter-unmatched": "targets-differ",
+    "adapter-pattern-unmatched": "pattern-unmatched",
+    "adapter-rank": "rank-mismatch",
+    "adapter-shape": "shape-mismatch",
+    "adapter-target-shape": "shape-mismatch",
+}
+"""Finding for what the reader found; what is not here makes the adapter a broken one."""
+
+_SAID_ELSEWHERE = {"adapter-spec-missing", "adapter-specs-differ", "adapter-target-quantised"}
+"""The first two are about files that are absent or there twice, the last is about the base."""
+
+
+def check_adapters(subject: Subject) -> Iterator[Finding]:
+    """Read each adapter against the base, as a build does; one that is broken does not hide the next.
+
+    Nothing is found where the base itself cannot be read, or where the adapter's files are not there: other checks say
+    that.
+    """
+    base = read_base(subject)
+    if base is None:
+        return
+    tensors = base_tensors(base.checkpoint)
+    for adapter in subject.adapters:
+        refusal = _refusal(adapter, tensors)
+        if refusal is None or refusal.code in _SAID_ELSEWHERE:
+            continue
+        code = _CODES.get(refusal.code, "adapter-broken")
+        yield found(
+            code,
+            subject.entry,
+            refusal.message,
+            place=place_of(subject, adapter.repo),
+            fix=refusal.hint if code == "adapter-broken" else f"overlay bump {subject.entry.model}",
+            adapter=adapter.name or adapter.path,
+            repo=adapter.repo.repo,
+            error={"code": refusal.code, **refusal.data},
+        )
+
+
+def _refusal(adapter: AdapterPlace, base: Mapping[str, TensorInfo]) -> BrokenInput | None:
+    """Why an adapter cannot be applied to the base; None where it can, or where it is not there at all."""
+    try:
+        read_adapter(adapter.repo, adapter.path, base, name=adapter.name)
+    except BrokenInput as error:
+        lacks_weights = error.code == "adapter-file" and not error.data.get("files", True)
+        return None if lacks_weights else error
+    except NotHere as error:
+        pass_on(error)
+    return None
