@@ -176,10 +176,8 @@ class Histories:
 
 def _parsed(page: bytes, repo: str) -> list[Commit]:
     try:
-        items = parse_json(page, repo)
-        if not isinstance(items, list):
-            raise TypeError
-        return [_commit(item) for item in items]
+        # A slice, which only a list has.
+        return [_commit(item) for item in parse_json(page, repo)[:]]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BrokenInput(
             f"{repo}: answered something that is no list of commits",
