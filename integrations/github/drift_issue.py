@@ -68,4 +68,8 @@ def call(method: str, path: str, content: Any = None) -> Any:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OSError as error:
+        sys.stdout.write(f"::error title=overlay drift::the issue cannot be brought up to date: {error}\n")
+        sys.exit(1)

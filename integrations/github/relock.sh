@@ -10,8 +10,9 @@
 set -euo pipefail
 
 # Renovate and Dependabot go on updating a branch whose other commits have this author, or this mark.
-name='overlay-relock[bot]'
 email='overlay-relock[bot]@users.noreply.github.com'
+export GIT_AUTHOR_NAME='overlay-relock[bot]' GIT_AUTHOR_EMAIL=$email
+export GIT_COMMITTER_NAME=$GIT_AUTHOR_NAME GIT_COMMITTER_EMAIL=$email
 mark='[dependabot skip]'
 
 refuse() {
@@ -41,8 +42,8 @@ fi
     refuse "$lock was written by the last commit, and comes out otherwise now: pin what floats in $OVERLAY_REGISTRY"
 
 git add -- "$lock"
-git -c user.name="$name" -c user.email="$email" -c core.hooksPath=/dev/null -c commit.gpgSign=false \
-    commit --quiet -m "Lock what the registry pins" -m "$mark" -- "$lock"
+git -c core.hooksPath=/dev/null -c commit.gpgSign=false commit --quiet \
+    -m "Lock what the registry pins" -m "$mark" -- "$lock"
 # The lease: should the branch have moved meanwhile, even to an ancestor, then this fails.
 git -c core.hooksPath=/dev/null push --quiet --force-with-lease="refs/heads/$branch:$head" origin "HEAD:refs/heads/$branch"
 echo "$lock is pushed to $branch"

@@ -1,4 +1,4 @@
-"""Running the composite action as GitHub's runner does: steps of action.yml, environment files, a real git repository."""
+"""Running the composite action as GitHub's runner does: its steps, environment files and a real git repository."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["BOT_EMAIL", "OVERLAY_BIN", "PROJECT", "Checkout", "Ran", "evaluate", "make_checkout", "read_yaml", "run_step"]
+__all__ = [
+    "BOT_EMAIL",
+    "OVERLAY_BIN",
+    "PROJECT",
+    "REPOSITORY",
+    "Checkout",
+    "Ran",
+    "evaluate",
+    "make_checkout",
+    "read_yaml",
+    "run_step",
+]
 
 PROJECT = Path(__file__).parents[2]
 OVERLAY_BIN = Path(sys.executable).parent
@@ -55,7 +66,6 @@ class Checkout:
     """A clone with a bare remote, as actions/checkout leaves it."""
 
     root: Path
-    variables: dict[str, str] = field(default_factory=dict)
 
     @property
     def work(self) -> Path:
@@ -132,7 +142,7 @@ def run_step(
     }
     (checkout.root / "calls").write_text("")
     ran = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],  # noqa: S607 - the runner's
         cwd=checkout.work,
         env=variables,
         stdout=subprocess.PIPE,
