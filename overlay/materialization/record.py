@@ -98,6 +98,7 @@ class Record:
         claimed: Outputs whose bytes came by a link or a copy, so their digests are those of their sources.
         tree: Name of the tree; None for a fused folder, which has no such name.
         is_intact: Whether it still is the record that its tree was named by.
+        writer_version: Of the program's writer; None where the record does not say.
     """
 
     model: str | None
@@ -108,6 +109,7 @@ class Record:
     claimed: tuple[RecordedFile, ...]
     tree: str | None
     is_intact: bool
+    writer_version: int | None
 
 
 def carried_tensors(header: Header) -> tuple[RecordedTensor, ...]:
@@ -171,6 +173,7 @@ def _record(document: Mapping[str, Any], where: str) -> Record:
         claimed=_claimed(document.get("run"), outputs),
         tree=tree,
         is_intact=tree is None or tree == _name_of(document),
+        writer_version=writer if type(writer := document.get("writer_version")) is int else None,
     )
 
 
