@@ -75,9 +75,9 @@ def plan_rm(root: CacheRoot, targets: Sequence[str]) -> Removal:
 def _plan_rm(root: CacheRoot, targets: Sequence[str]) -> tuple[Removal, list[TreeInfo]]:
     found = [find(root, target) for target in targets]
     locations = frozenset[str]().union(*(names for _, names in found))
-    meant = {tree.name: tree for trees, _ in found for tree in trees}
+    meant = {tree.path: tree for trees, _ in found for tree in trees}
     doomed = [tree for tree in meant.values() if locations.issuperset(tree.locations)]
-    remaining = [tree for tree in ls(root) if tree.name not in {tree.name for tree in doomed}]
+    remaining = [tree for tree in ls(root) if tree.path not in {tree.path for tree in doomed}]
     owned = {root.object(digest) for tree in doomed for digest in tree.digests}
     objects = [file for file in unreferenced(root, remaining) if file.path in owned]
     return _plan(root, [root.location(name) for name in locations], doomed, objects), doomed
@@ -118,8 +118,9 @@ def gc(
 ) -> Removal:
     """Collect abandoned staging, and objects and action entries that no tree needs; under a limit, trees too.
 
-    Superseded trees go before those that a location points to, and in both the least recently used first. What readers
-    hold leases on, what a user pinned, what a registry wants and what is younger than an hour stays in spite of them.
+    Trees in quarantine go first, then superseded ones, then those that a location points to, and of each kind the least
+    recently used first. What readers hold leases on, what a user pinned, what a registry wants and what is younger than
+    an hour stays in spite of them.
 
     Args:
         root: The cache root.
@@ -149,7 +150,7 @@ def _plan_gc(
     occupied = Files(files_under(root.own)).frees()
     doomed: list[TreeInfo] = []
     spared: dict[_Reason, list[TreeInfo]] = {}
-    for tree in sorted(trees, key=lambda tree: (bool(tree.locations), tree.last_used)):
+    for tree in sorted(trees, key=lambda tree: (not tree.in_quarantine, bool(tree.locations), tree.last_used)):
         old = max_age is not None and now - tree.last_used > max_age
         big = max_size is not None and occupied - _frees(root, trees, doomed, unfinished) > max_size
         if not old and not big:
@@ -178,7 +179,7 @@ def _reason_to_stay(tree: TreeInfo, wanted: Collection[str], now: float) -> _Rea
         return "leased"
     if tree.pin is not None:
         return "pinned"
-    if tree.name in wanted:
+    if tree.name in wanted and not tree.in_quarantine:
         return "registry"
     return "young" if now - tree.created <= GRACE else None
 

@@ -64,6 +64,7 @@ class TreeInfo:
         files: Its files.
         leases: Who reads it.
         pin: Who wants it kept, if anybody.
+        in_quarantine: It was never published, because its output is not what a lock expects.
     """
 
     name: str
@@ -77,6 +78,7 @@ class TreeInfo:
     files: tuple[FileInfo, ...]
     leases: tuple[Lease, ...]
     pin: Pin | None
+    in_quarantine: bool
 
 
 class Files:
@@ -107,7 +109,7 @@ class Files:
 
 
 def ls(root: CacheRoot) -> tuple[TreeInfo, ...]:
-    """Every tree, the last used first.
+    """Every tree, those in quarantine too, the last used first.
 
     Raises:
         CannotWrite: A newer version of this program laid the root out, so nothing can be said or removed here.
@@ -120,7 +122,7 @@ def ls(root: CacheRoot) -> tuple[TreeInfo, ...]:
     held, pinned = leases(root), pins(root)
     trees = [
         _tree(root, path, pointing.get(path, []), held.get(path.name, ()), pinned.get(path.name))
-        for path in entries(root.trees)
+        for path in (*entries(root.trees), *entries(root.quarantine))
         if path.is_dir()
     ]
     return tuple(sorted(trees, key=lambda tree: (-tree.last_used, tree.name)))
@@ -135,6 +137,8 @@ def locations_of(root: CacheRoot) -> dict[str, Path | None]:
 def find(root: CacheRoot, target: str) -> tuple[tuple[TreeInfo, ...], frozenset[str]]:
     """What a user means: a location, a tree, a model, or the path of one of the first two.
 
+    A tree in quarantine is meant by its own name or path alone.
+
     Returns:
         The trees, and the names of the locations that were meant: the one named, or all that lead to these trees.
 
@@ -142,12 +146,15 @@ def find(root: CacheRoot, target: str) -> tuple[tuple[TreeInfo, ...], frozenset[
         NotHere: Nothing of that name.
     """
     path = Path(target).absolute()
-    ours = {root.locations.resolve(), root.trees.resolve()}
-    name = path.name if path.parent.resolve() in ours else target
+    ours = {root.locations.resolve(), root.trees.resolve(), root.quarantine.resolve()}
+    folder = path.parent.resolve()
+    name = path.name if folder in ours else target
     trees = ls(root)
+    if folder in (root.trees.resolve(), root.quarantine.resolve()):  # the same name may be in both
+        trees = tuple(tree for tree in trees if tree.path.parent.resolve() == folder)
     if name in locations_of(root):
         return tuple(tree for tree in trees if name in tree.locations), frozenset({name})
-    meant = tuple(tree for tree in trees if name in {tree.name, tree.model})
+    meant = tuple(tree for tree in trees if name == tree.name or (name == tree.model and not tree.in_quarantine))
     if not meant:
         raise NotHere(
             f"{root.path}: holds no location, tree or model named {target!r}",
@@ -192,6 +199,7 @@ def _tree(root: CacheRoot, path: Path, locations: list[str], held: tuple[Lease, 
         files=files,
         leases=held,
         pin=pin,
+        in_quarantine=path.parent == root.quarantine,
     )
 
 

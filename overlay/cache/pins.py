@@ -52,7 +52,7 @@ def pin(root: CacheRoot, tree: str, reason: str = "") -> Pin:
         write_atomically(file, json.dumps(asdict(made), sort_keys=True).encode(), root, durable=True)
         fsync(root.pins)
     wait_for_collectors(root)
-    if not root.tree(tree).is_dir():
+    if not (root.tree(tree).is_dir() or (root.quarantine / tree).is_dir()):
         unpin(root, tree)
         raise NotHere(f"{root.tree(tree)}: was removed meanwhile", code="not-in-cache", hint="overlay cache ls")
     return made

@@ -112,7 +112,7 @@ def _holds(root: CacheRoot, removal: Removal, *, leased: bool) -> bool:
     return (
         not doomed & kept
         and removal.targets == tuple(now.get(location) for location in removal.locations)
-        and {location for location, tree in now.items() if tree and tree.name in doomed} <= set(removal.locations)
+        and {location for location, tree in now.items() if tree in removal.trees} <= set(removal.locations)
         and not (removal.objects and builds_run(root))
     )
 

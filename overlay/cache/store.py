@@ -247,6 +247,10 @@ class Cache:
         """See :func:`overlay.cache.trees.publish_tree`."""
         return trees.publish_tree(self.root, staged_tree, tree_name, verify)
 
+    def quarantine_tree(self, staged_tree: Path, tree_name: str, *, verify: Callable[[Path], bool]) -> trees.Published:
+        """See :func:`overlay.cache.trees.quarantine_tree`."""
+        return trees.quarantine_tree(self.root, staged_tree, tree_name, verify)
+
     def move_aside(self, tree: str) -> None:
         """Take a damaged tree out, in one step; locations that point to it lead nowhere until they are swung."""
         trees.move_aside(self.root, self.root.tree(tree))

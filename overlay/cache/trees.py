@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.disk import fsync, make_folder, share_with_group, writing
+from overlay.cache.layout import checked_name
 from overlay.cache.locks import lock
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, TryAgain
@@ -31,6 +32,7 @@ __all__ = [
     "location_target",
     "move_aside",
     "publish_tree",
+    "quarantine_tree",
     "swing_location",
     "try_publishing",
 ]
@@ -63,10 +65,22 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
         CannotWrite: The filesystem refused; nothing was published.
         TryAgain: Others kept putting damaged trees there.
     """
-    target = root.tree(name)
+    return _place(root, staged, root.tree(name), verify)
+
+
+def quarantine_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Path], bool]) -> Published:
+    """Move a finished tree that must not be published to where it can be looked at; otherwise as :func:`publish_tree`.
+
+    No location ever leads there.
+    """
+    return _place(root, staged, root.quarantine / checked_name(name, "tree"), verify)
+
+
+def _place(root: CacheRoot, staged: Path, target: Path, verify: Callable[[Path], bool]) -> Published:
+    name = target.name
     with writing(root, f"fsync tree {name}"):
         _settle(root, staged)
-    make_folder(root.trees, root, durable=True)
+    make_folder(target.parent, root, durable=True)
     if _move_in(root, staged, target):
         return Published(target, "built")
     if _is_sound(target, verify):
@@ -89,15 +103,15 @@ def publish_tree(root: CacheRoot, staged: Path, name: str, verify: Callable[[Pat
 
 def _move_in(root: CacheRoot, staged: Path, target: Path) -> bool:
     """Rename a tree into place; False where something is there already."""
-    with writing(root, f"rename into trees/{target.name}"):
+    with writing(root, f"rename into {target.parent.name}/{target.name}"):
         try:
             staged.rename(target)
         except OSError as error:
             if error.errno in _TAKEN:
                 return False
             raise
-    with writing(root, "fsync trees"):
-        fsync(root.trees)
+    with writing(root, f"fsync {target.parent.name}"):
+        fsync(target.parent)
     return True
 
 
@@ -125,7 +139,7 @@ def move_aside(root: CacheRoot, target: Path) -> None:
     """Take a damaged tree out in one step; it goes with the staging folder that takes it."""
     with (
         staging(root) as aside,
-        writing(root, f"rename damaged trees/{target.name} aside"),
+        writing(root, f"rename damaged {target.parent.name}/{target.name} aside"),
         suppress(FileNotFoundError),
     ):
         target.rename(aside / target.name)

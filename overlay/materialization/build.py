@@ -75,14 +75,18 @@ class Made:
         return sum((Counter(file.kernels) for file in self.built.values()), Counter())
 
 
-def start_engine(steps: Iterable[Step], device: str) -> Engine | None:
-    """The arithmetic on its device, self-tested; None where nothing has to be fused."""
+def start_engine(steps: Iterable[Step], device: str, *, ordered: bool = False) -> Engine | None:
+    """The arithmetic on its device, self-tested; None where nothing has to be fused.
+
+    Args:
+        ordered: As for ``Engine.start``.
+    """
     outputs = [step.output for step in steps if step.how == "build"]
     if not any(isinstance(output, SafetensorsFile) and output.is_fused for output in outputs):
         return None
     from overlay.fusion.engine import Engine
 
-    return Engine.start(device)
+    return Engine.start(device, ordered=ordered)
 
 
 def require_device(device: str) -> None:

@@ -3,49 +3,47 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from overlay.cache.leases import hold
 from overlay.cache.presence import building
 from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location
-from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, TryAgain
+from overlay.errors import InvalidUsage
 from overlay.fingerprint import bytes_digest
-from overlay.formats.os_errors import MAY_NOT_WRITE
-from overlay.materialization import sinks
-from overlay.materialization.build import Builder, Made, start_engine
-from overlay.materialization.inputs import Checks, fetch, hash_ahead
+from overlay.materialization.build import start_engine
+from overlay.materialization.enforcing import enforced
+from overlay.materialization.inputs import hash_ahead
+from overlay.materialization.job import Job
 from overlay.materialization.learning import settled_survey
+from overlay.materialization.locked import lock_in_force
 from overlay.materialization.lookup import remember
-from overlay.materialization.record import read_record, record_bytes, tree_name
+from overlay.materialization.publishing import Published, publish, seal, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.state import find_state, is_settled
 from overlay.materialization.survey import Counters, Work, components, survey
-from overlay.materialization.verify import quick_problems
 from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
 from overlay.registry import resolve as resolve_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from overlay.cache import Cache
     from overlay.fingerprint import DigestMemo
     from overlay.hub import Inventory
+    from overlay.materialization.build import Made
+    from overlay.materialization.expected import Rebuilt
+    from overlay.materialization.locked import LockInForce
+    from overlay.materialization.publishing import Result, Sealed
     from overlay.materialization.request import Phase
     from overlay.materialization.state import State
     from overlay.planning.plan import Plan
     from overlay.registry import Resolution
 
 __all__ = ["Materialization", "materialize", "plan"]
-
-Result = Literal["built", "reused", "adopted", "present"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +77,14 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     resolution = resolve_model(model, load_registry(options.registry))
     cache = open_cache(options, create=False)
     memo = open_memo(cache, write=False)
+    is_present = _present(resolution, options) is not None
+    in_force = None if is_present else lock_in_force(resolution)
     inventory = _inventory(resolution, options, memo)
-    the_plan = _plan(inventory, options, memo, phase)
+    the_plan = _plan(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
     work = survey(the_plan, inventory.repos, cache, options.link, TensorDigests(cache.root))
-    if _present(resolution, options) is not None:
+    if is_present:
         return replace(work, is_present=True)
     if not work.is_done or cache.location_target(the_plan.location) is None:
         cache.require_writable()
@@ -110,11 +110,15 @@ def _inventory(resolution: Resolution, options: Options, memo: DigestMemo) -> In
     )
 
 
-def _plan(inventory: Inventory, options: Options, memo: DigestMemo, phase: Phase) -> Plan:
+def _plan(inventory: Inventory, in_force: LockInForce | None, options: Options, memo: DigestMemo, phase: Phase) -> Plan:
+    """The plan of these inputs, if the lock has them."""
     from overlay.planning.recipes import make_plan
 
     hash_ahead(inventory, options.rule, memo, phase)
     whole = make_plan(inventory, options.rule)
+    if in_force is not None:
+        in_force.require_inputs(whole, inventory)
+        whole = replace(whole, notes=(*whole.notes, *in_force.notes(options.rule)))
     if not options.only:
         return whole
     known = components(whole.outputs)
@@ -150,28 +154,34 @@ def materialize(
     if state := _present(resolution, options):
         seconds = time.monotonic() - started
         return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
+    in_force = lock_in_force(resolution)
     cache = open_cache(options, create=True)
     memo = open_memo(cache, write=True)
     inventory = _inventory(resolution, options, memo)
-    the_plan = _plan(inventory, options, memo, phase)
+    the_plan = _plan(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
     lock = cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait)
-    with lock, _where_one_may(building(cache.root)):  # from here on no collector takes what the survey finds
+    job = Job(inventory, cache, memo, options, phase)
+    with lock, where_one_may(building(cache.root)):  # from here on no collector takes what the survey finds
         work = settled_survey(the_plan, inventory.repos, cache, memo, options, phase)
         for step in work.steps:
             if step.found.entry and step.found.factor_action:  # the next run need not know of factors
                 remember(cache, step.output, step.found, step.found.entry)
         engine = start_engine(work.steps, options.device)
-        inputs = fetch(work, inventory.repos, phase)
-        with Checks(work, inputs, inventory.repos, memo) as checks:
-            sink = sinks.CacheSink(cache, inputs, inventory.repos, checks, options.link)
-            builder = Builder(inputs.path, sink, engine, options.rule, options.jobs, options.memory)
-            made = builder.run(work.steps, "build", phase)
-        published = _Published(None, None, "reused" if work.is_done else "built")
+        made = job.make(work, engine, "build")
+        blobs = _sha256_of_blobs(work, made, inventory)
+        if in_force is not None:
+            in_force.require_contents(blobs)
+
+        def sealed(work: Work, made: Made, rebuilt: Rebuilt | None) -> Sealed:
+            run = run_report(work, made, engine, time.monotonic() - started, rebuilt)
+            return seal(work, made, _identity(work, inventory, blobs), run)
+
+        work, made, rebuilt = enforced(in_force, job, work, made, sealed)
+        published = Published(None, None, "reused" if work.is_done else "built")
         if not options.only:
-            run = run_report(work, made, engine, time.monotonic() - started)
-            published = _publish(work, made, cache, _identity(work, made, inventory), run)
+            published = publish(work, made, cache, sealed(work, made, rebuilt))
     return Materialization(
         the_plan.model,
         published.tree,
@@ -183,66 +193,9 @@ def materialize(
     )
 
 
-@contextmanager
-def _where_one_may(announce: AbstractContextManager[object]) -> Iterator[None]:
-    """Announce this run to collectors; not on a root that may not be written, where only a hit succeeds."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(announce)
-        except CannotWrite as error:
-            if error.code not in MAY_NOT_WRITE:
-                raise
-        yield
-
-
-@dataclass(frozen=True, slots=True)
-class _Published:
-    tree: Path | None
-    location: Path | None
-    result: Result
-
-
-def _publish(work: Work, made: Made, cache: Cache, identity: Mapping[str, Any], run: Mapping[str, Any]) -> _Published:
-    """Seal the tree, move it in, swing the location."""
-    files = tuple(made.files[step.output.path] for step in work.steps)
-    outputs = [file.to_json() for file in files]
-    name = tree_name(work.plan.model, identity, outputs)
-    tree = cache.tree_path(name)
-    result: Result = "reused" if work.is_done else "built"
-
-    def is_sound(found: Path) -> bool:
-        try:
-            record = read_record(found)
-        except BrokenInput:
-            return False
-        return record is not None and record.outputs == files and not quick_problems(found, record)
-
-    with _where_one_may(hold(cache.root, name)):  # what is found here stays until its location leads to it
-        if tree.is_dir() and is_sound(tree):
-            if work.is_done and cache.location_target(work.plan.location) == tree:
-                result = "present"
-        else:
-            record = {**identity, "tree": name, "location": work.plan.location, "outputs": outputs, "run": run}
-            with cache.staging() as staging:
-                sinks.place_tree(work, made, cache, staging / "tree", record_bytes(record))
-                published = cache.publish_tree(staging / "tree", name, verify=is_sound)
-            if published.result == "adopted":
-                result = "adopted"
-        location = cache.swing_location(work.plan.location, name)
-    if not tree.is_dir():
-        raise TryAgain(
-            f"{tree}: was removed while this ran",
-            code="tree-removed",
-            hint="another process removes from this cache (overlay cache rm, gc); run the same command again",
-            path=str(tree),
-        )
-    return _Published(tree, location, result)
-
-
-def _identity(work: Work, made: Made, inventory: Inventory) -> dict[str, Any]:
+def _identity(work: Work, inventory: Inventory, blobs: Mapping[tuple[str, str], str]) -> dict[str, Any]:
     recipe = inventory.resolution.entry.recipe
-    digests = _sha256_of_blobs(work, made, inventory)
-    return identity_of(work.plan, pins_of(inventory), {"name": recipe.name, **recipe.options}, digests)
+    return identity_of(work.plan, pins_of(inventory), {"name": recipe.name, **recipe.options}, blobs)
 
 
 def _sha256_of_blobs(work: Work, made: Made, inventory: Inventory) -> dict[tuple[str, str], str]:

@@ -74,7 +74,7 @@ def repair(
     """
     cache = open_cache(options, create=False)
     names = [tree.name for target in targets for tree in find(cache.root, target)[0]]
-    trees = [tree for tree in ls(cache.root) if not targets or tree.name in names]
+    trees = [tree for tree in ls(cache.root) if not tree.in_quarantine and (not targets or tree.name in names)]
     looked = [(tree, _problems(cache.tree_path(tree.name), options, phase, dry_run=dry_run)) for tree in trees]
     damaged = [(tree, problems) for tree, problems in looked if problems]
     records = {tree.name: _record(cache.tree_path(tree.name)) for tree, _ in damaged}

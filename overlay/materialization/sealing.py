@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from overlay.fusion.engine import Engine
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
+    from overlay.materialization.expected import Rebuilt
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import AdapterUse, Plan
@@ -100,7 +101,9 @@ def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str
     ]
 
 
-def run_report(work: Work, made: Made, engine: Engine | None, seconds: float) -> dict[str, Any]:
+def run_report(
+    work: Work, made: Made, engine: Engine | None, seconds: float, rebuilt: Rebuilt | None = None
+) -> dict[str, Any]:
     """What this one run did."""
     from overlay.planning.outputs import AliasFile, CarriedFile  # as above
 
@@ -119,6 +122,7 @@ def run_report(work: Work, made: Made, engine: Engine | None, seconds: float) ->
         "seconds": round(seconds, 3),
         "kernels": dict(made.kernels),
         "engine": engine.describe() if engine is not None else None,
+        "rebuilt": rebuilt.to_json() if rebuilt is not None else None,
         "links": made.links,
         "reused": reused,
         "claimed": claimed,

@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from overlay.registry.entries import Entry
+    from overlay.registry.lock import LockedModel
     from overlay.registry.schema import RegistryFile
     from overlay.registry.strict_yaml import Document
 
-__all__ = ["FILE_NAME", "VARIABLE", "load_registry", "packaged_registry"]
+__all__ = ["FILE_NAME", "VARIABLE", "load_registry", "locked_model", "packaged_registry"]
 
 FILE_NAME = "registry.yaml"
 VARIABLE = "OVERLAY_REGISTRY"
@@ -58,6 +59,18 @@ def load_registry(
     entries, told = apply_server_registry(entries, environ, cwd)
     notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
     return Registry(str(files[-1]), entries, notes)
+
+
+def locked_model(registry: str | Path, model: str) -> LockedModel | None:
+    """What the lock in force, the one beside the registry in force, says of a model; None where it says nothing.
+
+    Raises:
+        InvalidRegistry: There is a lock, but it cannot be read.
+    """
+    from overlay.registry.lock import lock_path, read_lock  # pydantic, as above
+
+    lock = read_lock(lock_path(registry))
+    return lock.models.get(model) if lock else None
 
 
 def packaged_registry() -> Path:

@@ -1,0 +1,194 @@
+"""The lock in force: whether it speaks of today's pins, and whether the inputs are those that it knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from overlay.errors import BrokenInput, InvalidRegistry
+from overlay.fingerprint import bytes_digest
+from overlay.formats.files import MAX_SMALL_FILE
+from overlay.formats.wording import counted
+from overlay.registry import LOCAL
+from overlay.registry.load import locked_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from overlay.hub import Inventory, Repo
+    from overlay.planning.plan import Plan
+    from overlay.registry import Resolution
+    from overlay.registry.lock import Expected, LockedFile, LockedModel
+
+__all__ = ["LockInForce", "LockState", "lock_in_force", "lock_state", "why_not_comparable"]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """What the lock beside the registry in force says of a model.
+
+    Attributes:
+        name: ``current``: it was made of the entry as it is. ``stale``: of another. ``none``: it does not name it.
+        differences: What the entry says otherwise, a sentence each.
+    """
+
+    path: Path
+    name: Literal["current", "stale", "none"]
+    differences: tuple[str, ...] = ()
+
+
+def lock_state(resolution: Resolution) -> LockState | None:
+    """The state of the lock for a model; None where there is no lock, or an overlay folder that no lock speaks of.
+
+    Raises:
+        InvalidRegistry: There is a lock, but it cannot be read.
+    """
+    from overlay.registry.lock import lock_path  # pydantic is slow to import
+
+    path = lock_path(resolution.registry_path)
+    if not path.is_file() or _is_folder(resolution):
+        return None
+    locked = locked_model(resolution.registry_path, resolution.model)
+    if locked is None:
+        return LockState(path, "none")
+    differences = locked.differences(resolution.entry)
+    return LockState(path, "stale" if differences else "current", differences)
+
+
+def lock_in_force(resolution: Resolution) -> LockInForce | None:
+    """What holds for a build of this model; None where no lock speaks of it.
+
+    Raises:
+        InvalidRegistry: The lock cannot be read, or was made of other pins.
+    """
+    from overlay.registry.lock import lock_path  # pydantic is slow to import
+
+    locked = None if _is_folder(resolution) else locked_model(resolution.registry_path, resolution.model)
+    if locked is None:
+        return None
+    path = lock_path(resolution.registry_path)
+    if differences := locked.differences(resolution.entry):
+        raise InvalidRegistry(
+            f"{path}: of other pins of {resolution.model} than {resolution.entry.place} has: {differences[0]}",
+            code="lock-stale",
+            hint=f"overlay lock {resolution.model}",
+            where=str(path),
+            model=resolution.model,
+            differences=list(differences),
+        )
+    return LockInForce(path, resolution.model, locked)
+
+
+def _is_folder(resolution: Resolution) -> bool:
+    """Whether the overlay is a folder of somebody's own, which nobody has locked."""
+    overlay = resolution.entry.overlay
+    return overlay is not None and overlay.revision == LOCAL
+
+
+def why_not_comparable(expected: Expected, rule: str) -> str:
+    """Why a build by this rule and this program is not held against the lock's output; empty where it is."""
+    from overlay.planning.actions import WRITER_VERSION  # a query makes no plan
+
+    if expected.rule != rule:
+        return f"the lock expects the output of rule {expected.rule}, this is {rule}"
+    if expected.writer_version != WRITER_VERSION:
+        return f"the lock expects the output of writer version {expected.writer_version}, this is {WRITER_VERSION}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class LockInForce:
+    """A lock that was made of today's pins."""
+
+    path: Path
+    model: str
+    locked: LockedModel
+
+    def notes(self, rule: str) -> tuple[str, ...]:
+        """What a user should know of a build by this rule."""
+        why = why_not_comparable(self.locked.expected, rule) if self.locked.expected else ""
+        return (f"the output is not held against {self.path}: {why}",) if why else ()
+
+    def require_inputs(self, plan: Plan, inventory: Inventory) -> None:
+        """Hold every input and every file that the overlay requires against the lock; nothing is downloaded for it.
+
+        What the Hub names by a git blob alone is compared in size, and in full where it is small and on this host.
+
+        Raises:
+            BrokenInput: Some are others, or the lock has not got them; all are named.
+        """
+        repos = inventory.repos
+        self._refuse(
+            {
+                (repo, path): difference
+                for repo, path in _wanted(plan, inventory)
+                if (difference := self._difference(repos[repo], path))
+            }
+        )
+
+    def require_contents(self, digests: Mapping[tuple[str, str], str]) -> None:
+        """Hold the content of small files, once they were read, against the lock.
+
+        Args:
+            digests: ``sha256:<hex>`` by repo and path.
+
+        Raises:
+            BrokenInput: Some are others; all are named.
+        """
+        self._refuse(
+            {
+                place: f"{digest}, locked as sha256:{locked.sha256}"
+                for place, digest in digests.items()
+                if (locked := self._locked(*place)) is not None and digest != f"sha256:{locked.sha256}"
+            }
+        )
+
+    def _locked(self, repo: str, path: str) -> LockedFile | None:
+        found = self.locked.repos.get(repo)
+        return found.files.get(path) if found else None
+
+    def _difference(self, repo: Repo, path: str) -> str:
+        """What of a file is not as it is locked; empty where nothing is, or where an incomplete lock lacks it."""
+        locked, of_repo = self._locked(repo.repo, path), self.locked.repos.get(repo.repo)
+        if locked is None:
+            return "not in the lock" if of_repo is None or of_repo.complete else ""
+        if (size := repo.size(path)) != locked.size:
+            return f"{counted(size, 'byte')}, locked with {locked.size}"
+        digest = repo.digest(path)
+        if digest.startswith("sha1-git:") and size <= MAX_SMALL_FILE and repo.local(path) is not None:
+            digest = bytes_digest(repo.read_bytes(path), "sha256")
+        if digest.startswith("sha256:") and digest != f"sha256:{locked.sha256}":
+            return f"{digest}, locked as sha256:{locked.sha256}"
+        return ""
+
+    def _refuse(self, differences: Mapping[tuple[str, str], str]) -> None:
+        if not differences:
+            return
+        named = [f"{repo}/{path} ({what})" for (repo, path), what in sorted(differences.items())]
+        more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        raise BrokenInput(
+            f"{self.path}: {counted(len(named), 'input')} of {self.model} not as locked: "
+            f"{', '.join(named[:_SHOWN])}{more}",
+            code="lock-differs",
+            hint=f"the inputs changed under their pins, or the lock is not of them; to accept what is there now: "
+            f"overlay lock {self.model}",
+            where=str(self.path),
+            model=self.model,
+            files=[
+                {"repo": repo, "path": path, "difference": what} for (repo, path), what in sorted(differences.items())
+            ],
+        )
+
+
+def _wanted(plan: Plan, inventory: Inventory) -> Iterator[tuple[str, str]]:
+    """Repo and path of every file that the plan or the overlay's manifest needs."""
+    from overlay.formats.manifest import read_manifest  # a query needs no manifest
+
+    wanted = {(item.repo, item.path) for item in plan.inputs()}
+    if inventory.overlay is not None:
+        required = read_manifest(inventory.overlay).required_source_files
+        wanted |= {(inventory.source.repo, path) for path in required}
+    yield from sorted(wanted)
