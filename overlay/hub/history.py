@@ -14,6 +14,7 @@ from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline
 from overlay.registry import LOCAL, Pin, repo_id_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from overlay.hub.traffic import Traffic
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["MOST_COMMITS", "Commit", "Histories"]
 
 MOST_COMMITS = 1000
-"""How far back a commit is looked for; the Hub gives so many in one answer."""
+"""How far back a commit is looked for."""
+
+_PAGE = 100
 
 _PREFIX = re.compile(r"[0-9a-f]{4,39}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
@@ -57,7 +60,8 @@ class Histories:
     offline: bool
     traffic: Traffic | None = None
     _heads: dict[str, str] = field(default_factory=dict)
-    _commits: dict[str, tuple[Commit, ...]] = field(default_factory=dict)
+    _known: dict[str, list[Commit]] = field(default_factory=dict)
+    _pages: dict[str, Iterator[bytes]] = field(default_factory=dict)
 
     def head(self, repo: str) -> str:
         """The commit that ``main`` is at; of a hub folder, its only revision, or what ``main`` is a link to.
@@ -68,19 +72,26 @@ class Histories:
             OverlayError: As ``explain.explained``.
         """
         if repo not in self._heads:
-            self._heads[repo] = self._head(repo)
+            known = self._known.get(repo)
+            self._heads[repo] = known[0].id if known else self._head(repo)
         return self._heads[repo]
 
-    def commits(self, repo: str) -> tuple[Commit, ...]:
-        """What led to the head, newest first, at most ``MOST_COMMITS``; of a hub folder, the head alone.
+    def commits(self, repo: str) -> Iterator[Commit]:
+        """What led to the head, newest first, at most ``MOST_COMMITS``, asked for as far as one goes through them.
+
+        Of a hub folder, the head alone.
 
         Raises:
             OverlayError: As :meth:`head`.
             BrokenInput: The answer is no list of commits.
         """
-        if repo not in self._commits:
-            self._commits[repo] = (Commit(self.head(repo)),) if self.hub is not None else self._asked(repo)
-        return self._commits[repo]
+        if self.hub is not None:
+            yield Commit(self.head(repo))
+            return
+        known, number = self._known.setdefault(repo, []), 0
+        while number < MOST_COMMITS and (number < len(known) or self._learn(repo, known)):
+            yield known[number]
+            number += 1
 
     def behind(self, repo: str, commit: str) -> int | None:
         """How many commits a commit is behind the head; None where the history, as far as it is known, lacks it."""
@@ -149,18 +160,21 @@ class Histories:
         folder = self.hub / repo
         return [path.name for path in folder.iterdir() if COMMIT.fullmatch(path.name)] if folder.is_dir() else []
 
-    def _asked(self, repo: str) -> tuple[Commit, ...]:
+    def _learn(self, repo: str, known: list[Commit]) -> bool:
+        """Ask for the next page; False where there is no commit more."""
         self._check(repo)
         from overlay.hub import client  # the network stack, only where a request is made
         from overlay.hub.explain import explained
 
-        found: dict[str, Commit] = {}
+        target = f"/api/models/{repo}/commits/{BRANCH}?limit={_PAGE}"
+        pages = self._pages.setdefault(repo, client.pages(target, repo, self.traffic))
         with explained(repo, BRANCH):
-            for page in client.pages(f"/api/models/{repo}/commits/{BRANCH}?limit={MOST_COMMITS}", repo, self.traffic):
-                found.update({commit.id: commit for commit in _parsed(page, repo)})
-                if len(found) >= MOST_COMMITS:
-                    break
-        return tuple(found.values())[:MOST_COMMITS]
+            page = next(pages, None)
+        # The branch may have moved since the last page, and then this one begins with commits that were there.
+        there = {commit.id for commit in known}
+        new = [commit for commit in _parsed(page, repo) if commit.id not in there] if page is not None else []
+        known += new
+        return bool(new)
 
     def _check(self, repo: str) -> None:
         if problem := repo_id_problem(repo):

@@ -44,7 +44,7 @@ def test_commits_newest_first(server: HubServer) -> None:
 
     found = Histories(None, offline=False, traffic=traffic).commits(REPO)
 
-    assert found == (
+    assert tuple(found) == (
         Commit(C, "Rename the spec", "2026-09-30"),
         Commit(B, "Second", "2026-09-29"),
         Commit(A, "First", "2026-09-28"),
@@ -58,6 +58,29 @@ def test_pages_are_followed(server: HubServer) -> None:
     server.page_size = 1
 
     assert [found.id for found in online().commits(REPO)] == [C, B, A]
+    assert len(server.asked(path=COMMITS)) == 3
+
+
+def test_no_further_than_needed(server: HubServer) -> None:
+    """Pages behind the commit that is looked for are not asked for; the head is known by then."""
+    server.page_size = 1
+    histories = online()
+
+    assert histories.behind(REPO, B) == 1
+    assert histories.head(REPO) == C
+    assert len(server.asked()) == 2
+
+
+def test_main_moves_between_pages(server: HubServer, tmp_path: Path) -> None:
+    """A commit that comes twice, because the pages have shifted, counts once."""
+    add_repo(tmp_path / "hub", REPO, commit("d"), {"README.md": "new"})
+    server.page_size = 2
+    histories, found = online(), []
+    for commit_ in histories.commits(REPO):
+        found.append(commit_.id)
+        server.content.history[REPO] = {commit("d"): "New", C: "Rename  the\nspec", B: "Second", A: "First"}
+
+    assert found == [C, B, A]
 
 
 def test_an_endless_history_is_cut(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +95,7 @@ def test_an_endless_history_is_cut(server: HubServer, monkeypatch: pytest.Monkey
 def test_each_history_is_asked_for_once(server: HubServer) -> None:
     """Head and commits are remembered while a command runs, and main may move meanwhile."""
     histories = online()
-    histories.head(REPO), histories.commits(REPO)
+    histories.head(REPO), list(histories.commits(REPO))
     server.content.history[REPO] = {A: "Forced back"}
     server.forget()
 
@@ -132,7 +155,7 @@ def test_answer_that_is_no_list_of_commits(server: HubServer, answer: object, mo
     monkeypatch.setattr("overlay.hub.client.pages", lambda *_: iter([body]))
 
     with pytest.raises(BrokenInput) as refused:
-        online().commits(REPO)
+        list(online().commits(REPO))
     assert refused.value.code == "not-a-hub"
     assert server.asked() == []
 
@@ -140,7 +163,7 @@ def test_answer_that_is_no_list_of_commits(server: HubServer, answer: object, mo
 def test_no_such_repo(server: HubServer) -> None:
     """A repo that is not there, and what is no repo id, are said as everywhere."""
     with pytest.raises(Refused, match="org/other"):
-        online().commits("org/other")
+        list(online().commits("org/other"))
     with pytest.raises(InvalidUsage):
         online().head("../etc/passwd")
     assert server.url
@@ -148,7 +171,8 @@ def test_no_such_repo(server: HubServer) -> None:
 
 def test_offline(server: HubServer) -> None:
     """Without requests nothing is known, and the message says so."""
-    for ask in (Histories(None, offline=True).head, Histories(None, offline=True).commits):
+    histories = Histories(None, offline=True)
+    for ask in (histories.head, lambda repo: histories.behind(repo, A)):
         with pytest.raises(NotHere) as refused:
             ask(REPO)
         assert refused.value.code == "offline"
@@ -164,7 +188,7 @@ def test_folder_has_no_order(tmp_path: Path) -> None:
     histories = Histories(tmp_path, offline=False)
 
     assert histories.head(REPO) == A
-    assert histories.commits(REPO) == (Commit(A),)
+    assert list(histories.commits(REPO)) == [Commit(A)]
     assert histories.behind(REPO, B) is None
 
 
