@@ -39,8 +39,9 @@ CODES: Mapping[str, Code] = {
     "fallback-unreachable": Code(
         "a file name that the reader would accept is ruled out by the manifest", "note", "warning"
     ),
+    "not-fetched": Code("a file that the build needs is left out by the manifest's patterns", "note", "error"),
     "specs-differ": Code("an adapter is described twice, and not the same", "error", "error"),
-    "manifest-broken": Code("the overlay's manifest cannot be used", "error", "error"),
+    "manifest-broken": Code("the overlay's manifest or model index cannot be used", "error", "error"),
     "component-missing": Code("the model index promises a component that is not made", "error", "error"),
     "shard-missing": Code("an index lists a shard that is absent", "error", "error"),
     "checkpoint-broken": Code("the weights of a folder do not belong together", "error", "error"),

@@ -125,7 +125,7 @@ class _Search:
         if then := self._former.get(path):
             yield from self._equal_content(path, then)
             yield from self._equal_json(path, then)
-        yield from self._descriptions(folder, name, "other content than before" if then else "nothing to compare with")
+        yield from self._descriptions(folder, name, ", but not the former one" if then else "")
         for other in self._near_named(folder, name):
             if posixpath.dirname(other) != folder:
                 yield other, f"same name, a folder {'up' if len(other) < len(path) else 'deeper'}"
@@ -161,7 +161,7 @@ class _Search:
         for twin in SPEC_NAMES if name in SPEC_NAMES else ():
             for other in self._near_named(folder, twin) if twin != name else ():
                 if _is_description(self._repo, other):
-                    yield other, f"an adapter's description by its content, {but}"
+                    yield other, f"by its content an adapter's description{but}"
 
     def _similar(self, folder: str, name: str) -> Iterator[tuple[str, str]]:
         import difflib  # 3 ms that only an error needs

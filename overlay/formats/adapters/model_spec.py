@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from overlay.errors import BrokenInput
 from overlay.formats.adapters.find import parse_description
@@ -11,13 +11,24 @@ from overlay.formats.strict_json import parse_object
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from overlay.formats.adapters.model import Adapter
     from overlay.formats.files import Files
 
 __all__ = ["check_model_spec"]
 
 
-def check_model_spec(files: Files, stage_folder: str, adapters: Sequence[Adapter]) -> None:
+class Described(Protocol):
+    """What this needs of an adapter."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+
+    @property
+    def spec(self) -> str | None:
+        """Path of its description; None leaves it out."""
+
+
+def check_model_spec(files: Files, stage_folder: str, adapters: Sequence[Described]) -> None:
     """Compare the specs of a stage's adapters with those in its ``model_spec.json``; nothing to do where it has none.
 
     Args:

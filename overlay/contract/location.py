@@ -1,0 +1,83 @@
+"""Where a server looks for the output, held against where it looked before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.consumers import sglang
+from overlay.contract.finding import found
+from overlay.contract.reading import is_broken
+from overlay.errors import OverlayError
+from overlay.planning.location import overlay_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import Subject
+
+__all__ = ["location_stays"]
+
+_SHORT = 12
+
+
+def location_stays(subject: Subject) -> Iterator[Finding]:
+    """``location-changed``: the directory's name is another one than before the change, or than in the lock."""
+    now = _where(subject)
+    if now is None:
+        return
+    location, fields = now
+    if subject.before is not None:
+        then = _where(subject.before)
+        former, why = (then[0], _differences(then[1], fields)) if then else (None, "")
+    else:
+        former, why = (subject.locked.location if subject.locked else None), _moved_pins(subject)
+    if former in (None, location):
+        return
+    entry = subject.entry
+    yield found(
+        "location-changed",
+        entry,
+        f"a server looks in {location} now, and looked in {former} before{f': {why}' if why else ''};"
+        " it finds nothing there until the model is built or linked",
+        place=(entry.overlay or entry.source).place,
+        fix=f"overlay prewarm {entry.model}",
+        before=former,
+        after=location,
+    )
+
+
+def _where(subject: Subject) -> tuple[str, Mapping[str, str]] | None:
+    """A model's location and what it is named by; None where the overlay cannot be read, which is said elsewhere."""
+    entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
+    if overlay is None:
+        pins = {pin.repo: str(pin.revision) for pin in entry.pins}
+        return sglang.location_name(entry, None), {**pins, "recipe": str(dict(entry.recipe.options))}
+    if manifest is None:
+        return None
+    try:
+        identity = overlay_identity(entry, overlay, manifest)
+    except OverlayError as error:
+        if is_broken(error):
+            return None
+        raise
+    return identity.location_name, identity.fields
+
+
+def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+    changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
+    return ", ".join(f"{name} {_short(before.get(name))} is now {_short(after.get(name))}" for name in changed)
+
+
+def _moved_pins(subject: Subject) -> str:
+    """What a lock tells of the reason: the pins that are not at the commit that was locked."""
+    locked = subject.locked.repos if subject.locked else {}
+    moved = [pin for pin in subject.entry.pins if pin.repo in locked and pin.revision != locked[pin.repo].revision]
+    return ", ".join(f"{pin.repo} {_short(locked[pin.repo].revision)} is now {_short(pin.revision)}" for pin in moved)
+
+
+def _short(value: str | None) -> str:
+    if value is None:
+        return "none"
+    is_digest = len(value) > _SHORT and not set(value) - set("0123456789abcdef")
+    return value[:_SHORT] if is_digest else value[:80]

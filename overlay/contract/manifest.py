@@ -1,0 +1,78 @@
+"""The overlay's own papers: its manifest, the script that this names, and its model index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.contract.finding import found
+from overlay.contract.reach import MOST_PATTERNS
+from overlay.contract.reading import is_broken, shown
+from overlay.contract.required import MOST_MAPPINGS
+from overlay.errors import OverlayError
+from overlay.formats.manifest import read_manifest
+from overlay.formats.model_index import read_model_index
+from overlay.formats.overlay_repo import MANIFEST_PATH
+from overlay.planning.recipes import MODEL_INDEX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import Subject
+    from overlay.formats.manifest import Manifest
+    from overlay.hub import Repo
+
+__all__ = ["MOST_REQUIRED", "manifest_is_usable"]
+
+MOST_REQUIRED = 10_000
+"""Required files of a manifest; the published ones have up to 12."""
+
+
+def manifest_is_usable(subject: Subject) -> Iterator[Finding]:
+    """``manifest-broken``: there is none, it cannot be read, or what it names of the overlay itself is not there."""
+    overlay, pin = subject.inventory.overlay, subject.entry.overlay
+    if overlay is None or pin is None:
+        return
+    for problem in _problems(overlay):
+        yield found(
+            "manifest-broken",
+            subject.entry,
+            problem,
+            place=pin.place,
+            fix=f"overlay bump {subject.entry.model}",
+            repo=overlay.repo,
+        )
+
+
+def _problems(overlay: Repo) -> Iterator[str]:
+    if MANIFEST_PATH not in overlay.paths():
+        yield (f"{overlay.name}: has no {MANIFEST_PATH}, so it is no overlay; a server would take it for a whole model")
+        return
+    try:
+        manifest = read_manifest(overlay)
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
+        yield error.message
+    else:
+        yield from _problems_of(manifest, overlay)
+    if MODEL_INDEX in overlay.paths():
+        try:
+            read_model_index(overlay, MODEL_INDEX)
+        except OverlayError as error:
+            if not is_broken(error):
+                raise
+            yield error.message
+
+
+def _problems_of(manifest: Manifest, overlay: Repo) -> Iterator[str]:
+    where, script = overlay.where(MANIFEST_PATH), manifest.custom_materializer
+    if script is not None and script not in overlay.paths():
+        yield f"{where}: custom_materializer is {shown(script)}, which the overlay does not have; a server stops there"
+    for field, count, most in (
+        ("required_source_files", len(manifest.required_source_files), MOST_REQUIRED),
+        ("source_allow_patterns", len(manifest.source_allow_patterns or ()), MOST_PATTERNS),
+        ("file_mappings", len(manifest.file_mappings), MOST_MAPPINGS),
+    ):
+        if count > most:
+            yield f"{where}: {field} has {count} entries; expected at most {most}"

@@ -1,0 +1,205 @@
+"""Files that something asks for by name, and the source lacks; with where they went, as far as that can be told."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.contract.finding import found
+from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown
+from overlay.errors import OverlayError
+from overlay.formats.adapters.find import SPEC_NAMES
+from overlay.formats.manifest import FileMapping
+from overlay.formats.wording import some
+from overlay.planning.mappings import select
+from overlay.planning.renames import Former, find_renames
+from overlay.planning.vdn_h3 import STAGES, small_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import Subject
+    from overlay.hub import Repo
+    from overlay.planning.renames import Rename
+    from overlay.registry import Place
+
+__all__ = ["MOST_MAPPINGS", "Requirement", "required_files", "requirements"]
+
+MOST_MAPPINGS = 200
+"""Mappings of a manifest that are followed; one with more is broken (see ``manifest.py``)."""
+
+_LISTED = 5
+_BESIDE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """A file, or for a mapping or a recipe's place a folder or pattern, that something asks for.
+
+    Attributes:
+        by: Who asks: the beginning of a sentence that ends with the path.
+        place: Where the registry has what one would change.
+    """
+
+    repo: Repo
+    path: str
+    by: str
+    place: Place
+
+
+def required_files(subject: Subject) -> Iterator[Finding]:
+    """``file-renamed`` and ``file-missing``: whatever is asked for by name and not there."""
+    wanted: dict[str, list[Requirement]] = defaultdict(list)
+    for requirement in requirements(subject):
+        wanted[requirement.repo.repo].append(requirement)
+    for asked in wanted.values():
+        repo = asked[0].repo
+        former = _former(subject) if repo is subject.source else {}
+        renames = find_renames(repo, [requirement.path for requirement in asked], former)
+        there = set(repo.paths())
+        missing = [requirement for requirement in asked if requirement.path not in there]
+        yield from _renamed(subject, missing, renames)
+        yield from _missing(subject, [one for one in missing if one.path not in renames], former)
+
+
+def requirements(subject: Subject) -> tuple[Requirement, ...]:
+    """Everything that is asked for by name, each path of a repo once; who asks first says why."""
+    every = [*_of_manifest(subject), *_of_recipe(subject)]
+    return tuple({(one.repo.repo, one.path): one for one in reversed(every)}.values())[::-1]
+
+
+def _of_manifest(subject: Subject) -> Iterator[Requirement]:
+    manifest, entry = subject.manifest, subject.entry
+    if manifest is None or entry.overlay is None:
+        return
+    for path in manifest.required_source_files:
+        yield Requirement(subject.source, path, "the overlay requires", entry.overlay.place)
+    for mapping in manifest.file_mappings[:MOST_MAPPINGS]:
+        by = f"the overlay's {mapping.type} mapping takes"
+        if isinstance(mapping, FileMapping) or not select(mapping, subject.source.paths()):
+            yield Requirement(subject.source, mapping.src, by, entry.overlay.place)
+
+
+def _of_recipe(subject: Subject) -> Iterator[Requirement]:
+    recipe = subject.entry.recipe
+    by = f"recipe {recipe.name} reads"
+    if recipe.name == "vdn-h3" and recipe.options["stage"] in STAGES:
+        names = [*small_files(recipe.options["stage"]), *([subject.branch] if subject.branch else [])]
+        names += [name for adapter in subject.adapters for name in _no_description(subject, adapter.path)]
+        for name in names:
+            yield Requirement(subject.source, name, by, subject.entry.source.place)
+    elif recipe.name == "lora":
+        places = [*([subject.base] if subject.base else []), *((one.repo, one.path) for one in subject.adapters)]
+        for repo, path in places:
+            if path and not any(name == path or name.startswith(f"{path}/") for name in repo.paths()):
+                yield Requirement(repo, path, by, recipe.place)
+
+
+def _no_description(subject: Subject, folder: str) -> list[str]:
+    """The description that an adapter lacks, by the name that it had or should have: the reader takes two names."""
+    names = [f"{folder}/{name}" for name in SPEC_NAMES]
+    manifest = subject.manifest
+    if set(names) & {*subject.source.paths(), *(manifest.required_source_files if manifest else ())}:
+        return []
+    former = _former(subject)
+    return [next((name for name in names if name in former), names[0])]
+
+
+def _former(subject: Subject) -> Mapping[str, Former]:
+    """The source's files as they were before the change; else as the lock has them."""
+    if subject.before is not None:
+        source = subject.before.source
+        sizes = ((path, _size(source, path)) for path in source.paths())
+        return {path: Former(size, repo=source) for path, size in sizes if size is not None}
+    locked = subject.locked.repos.get(subject.source.repo) if subject.locked else None
+    return {path: Former(file.size, f"sha256:{file.sha256}") for path, file in (locked.files if locked else {}).items()}
+
+
+def _size(repo: Repo, path: str) -> int | None:
+    try:
+        return repo.size(path)
+    except OverlayError as error:
+        if is_broken(error):
+            return None
+        raise
+
+
+def _renamed(subject: Subject, missing: Sequence[Requirement], renames: Mapping[str, Rename]) -> Iterator[Finding]:
+    """One finding for all files that were renamed alike, such as the descriptions of all adapters."""
+    alike: dict[tuple[str, str, str], list[Requirement]] = defaultdict(list)
+    for one in missing:
+        if rename := renames.get(one.path):
+            alike[one.by, posixpath.basename(one.path), posixpath.basename(rename.found)].append(one)
+    for group in alike.values():
+        first, *others = group
+        rename = renames[first.path]
+        message = (
+            f"{first.by} {shown(first.path)}; {_name(subject, first.repo)} has it as {shown(rename.shown)}"
+            f" ({rename.evidence})"
+        )
+        if others:
+            listed = [f"{shown(one.path)} ({renames[one.path].evidence})" for one in others[:_LISTED]]
+            message += f"; likewise {some([*listed, *('' for _ in others[_LISTED:])], _LISTED)}"
+        facts = [
+            {"path": one.path, "found": renames[one.path].found, "evidence": renames[one.path].evidence}
+            for one in group[:MOST_DATA]
+        ]
+        yield found(
+            "file-renamed",
+            subject.entry,
+            message,
+            place=first.place,
+            fix=f"overlay bump {subject.entry.model}",
+            repo=first.repo.repo,
+            renames=facts,
+        )
+
+
+def _missing(subject: Subject, missing: Sequence[Requirement], former: Mapping[str, Former]) -> Iterator[Finding]:
+    """One finding for all files that one side asks for."""
+    by_whom: dict[str, list[Requirement]] = defaultdict(list)
+    for one in missing:
+        by_whom[one.by].append(one)
+    for group in by_whom.values():
+        first = group[0]
+        what = f"{len(group)} files" if len(group) > 1 else shown(first.path)
+        listed = f": {named([one.path for one in group], _LISTED)}" if len(group) > 1 else ""
+        message = f"{first.by} {what}; {_name(subject, first.repo)} lacks {'them' if listed else 'it'}{listed}"
+        message += f"; {_beside(first)}"
+        if subject.before is not None and first.path in former:
+            message += f"; it was there at {subject.before.source.revision[:12]}"
+        yield found(
+            "file-missing",
+            subject.entry,
+            message,
+            place=first.place,
+            fix=f"overlay bump {subject.entry.model}",
+            repo=first.repo.repo,
+            count=len(group),
+            missing=[one.path for one in group[:MOST_DATA]],
+        )
+
+
+def _beside(one: Requirement) -> str:
+    """What lies where the file should be; for an adapter's description, the names that were looked for."""
+    folder, name = posixpath.split(one.path)
+    prefix = f"{folder}/" if folder else ""
+    names = dict.fromkeys(
+        path.removeprefix(prefix).partition("/")[0] for path in one.repo.paths() if path.startswith(prefix)
+    )
+    place = shown(folder) if folder else "the repo"
+    if not names:
+        return f"there is no folder {place}"
+    tried = (
+        f"neither {' nor '.join(SPEC_NAMES)} is there; "
+        if name in SPEC_NAMES and not set(SPEC_NAMES) & {*names}
+        else ""
+    )
+    return f"{tried}{place} has {named(names, _BESIDE)}"
+
+
+def _name(subject: Subject, repo: Repo) -> str:
+    return "the source" if repo is subject.source else str(pin_of(subject.entry, repo))
