@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
 
-__all__ = ["components_are_made"]
+__all__ = ["check_components"]
 
 _WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "processor", "feature_extractor")
 """In the name of a component whose folder a server accepts without weights."""
 
 
-def components_are_made(subject: Subject) -> Iterator[Finding]:
+def check_components(subject: Subject) -> Iterator[Finding]:
     """``component-missing``: promised and not made, or to be carried from a repo that does not have it."""
     yield from _carried(subject)
     overlay, pin = subject.inventory.overlay, subject.entry.overlay

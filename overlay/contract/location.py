@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
 
-__all__ = ["location_stays"]
+__all__ = ["check_location"]
 
 _SHORT = 12
 
 
-def location_stays(subject: Subject) -> Iterator[Finding]:
+def check_location(subject: Subject) -> Iterator[Finding]:
     """``location-changed``: the directory's name is another one than before the change, or than in the lock."""
     now = _where(subject)
     if now is None:

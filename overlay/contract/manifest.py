@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from overlay.formats.manifest import Manifest
     from overlay.hub import Repo
 
-__all__ = ["MOST_REQUIRED", "manifest_is_usable"]
+__all__ = ["MOST_REQUIRED", "check_manifest"]
 
 MOST_REQUIRED = 10_000
 """Required files of a manifest; the published ones have up to 12."""
 
 
-def manifest_is_usable(subject: Subject) -> Iterator[Finding]:
+def check_manifest(subject: Subject) -> Iterator[Finding]:
     """``manifest-broken``: there is none, it cannot be read, or what it names of the overlay itself is not there."""
     overlay, pin = subject.inventory.overlay, subject.entry.overlay
     if overlay is None or pin is None:

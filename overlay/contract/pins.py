@@ -17,14 +17,21 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
 
-__all__ = ["pins_are_given", "script_is_known", "secondary_repos_are_pinned"]
+__all__ = ["check_pins"]
 
 _MOST_READ = 2**20
 """Bytes of a script at most; the published ones have some tens of thousands."""
 
 
-def pins_are_given(subject: Subject) -> Iterator[Finding]:
-    """``unpinned``: source, overlay or need without a commit."""
+def check_pins(subject: Subject) -> Iterator[Finding]:
+    """``unpinned``, ``secondary-unpinned`` and ``script-changed``."""
+    yield from _unpinned(subject)
+    yield from _secondary_unpinned(subject)
+    yield from _script_changed(subject)
+
+
+def _unpinned(subject: Subject) -> Iterator[Finding]:
+    """Source, overlay or need without a commit."""
     for pin in subject.entry.pins:
         if pin.revision is not None:
             continue
@@ -41,8 +48,8 @@ def pins_are_given(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def secondary_repos_are_pinned(subject: Subject) -> Iterator[Finding]:
-    """``secondary-unpinned``: the overlay's script takes a need of the entry from wherever its branch stands."""
+def _secondary_unpinned(subject: Subject) -> Iterator[Finding]:
+    """The overlay's script takes a need of the entry from wherever its branch stands."""
     path, script = _script(subject)
     if script is None:
         return
@@ -66,8 +73,8 @@ def secondary_repos_are_pinned(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def script_is_known(subject: Subject) -> Iterator[Finding]:
-    """``script-changed``: the recipe repeats what a script does, and the overlay has another one now."""
+def _script_changed(subject: Subject) -> Iterator[Finding]:
+    """The recipe repeats what a script does, and the overlay has another one now."""
     entry, pin = subject.entry, subject.entry.overlay
     known = known_for(entry.recipe.name)
     path, script = _script(subject)

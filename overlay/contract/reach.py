@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
     from overlay.formats.manifest import Manifest
 
-__all__ = ["MOST_PATTERNS", "fetched_files", "reachable_fallbacks"]
+__all__ = ["MOST_PATTERNS", "check_reach"]
 
 MOST_PATTERNS = 200
 """Patterns of a manifest that are tried; one with more is broken (see ``manifest.py``)."""
@@ -29,8 +29,14 @@ _NEVER = ("*.onnx", "*.msgpack")
 """What a server leaves out whatever the patterns say."""
 
 
-def fetched_files(subject: Subject) -> Iterator[Finding]:
-    """``not-fetched``: files that are there and needed, and that the manifest's patterns keep a server from."""
+def check_reach(subject: Subject) -> Iterator[Finding]:
+    """``not-fetched`` and ``fallback-unreachable``."""
+    yield from _not_fetched(subject)
+    yield from _fallback_unreachable(subject)
+
+
+def _not_fetched(subject: Subject) -> Iterator[Finding]:
+    """Files that are there and needed, and that the manifest's patterns keep a server from."""
     manifest, overlay = subject.manifest, subject.entry.overlay
     if manifest is None or overlay is None:
         return
@@ -50,8 +56,8 @@ def fetched_files(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def reachable_fallbacks(subject: Subject) -> Iterator[Finding]:
-    """``fallback-unreachable``: an adapter's description may have two names, but a server gets no further with one.
+def _fallback_unreachable(subject: Subject) -> Iterator[Finding]:
+    """An adapter's description may have two names, but a server gets no further with one.
 
     Said only where the name that the manifest insists on is there; where it is not, that is ``file-renamed``.
     """

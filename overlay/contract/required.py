@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from overlay.planning.renames import Rename
     from overlay.registry import Place
 
-__all__ = ["MOST_MAPPINGS", "Requirement", "required_files", "requirements"]
+__all__ = ["MOST_MAPPINGS", "Requirement", "check_required", "requirements"]
 
 MOST_MAPPINGS = 200
 """Mappings of a manifest that are followed; one with more is broken (see ``manifest.py``)."""
@@ -50,7 +50,7 @@ class Requirement:
     place: Place
 
 
-def required_files(subject: Subject) -> Iterator[Finding]:
+def check_required(subject: Subject) -> Iterator[Finding]:
     """``file-renamed`` and ``file-missing``: whatever is asked for by name and not there."""
     wanted: dict[str, list[Requirement]] = defaultdict(list)
     for requirement in requirements(subject):

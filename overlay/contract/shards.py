@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
     from overlay.hub import Repo
 
-__all__ = ["checkpoints_are_whole"]
+__all__ = ["check_shards"]
 
 _WEIGHTS = ".safetensors"
 _INDEX = ".safetensors.index.json"
@@ -29,7 +29,7 @@ _VARIANTS = ("two-indexes", "extra-shards")
 """What is no fault of a folder that holds its weights in two precisions."""
 
 
-def checkpoints_are_whole(subject: Subject) -> Iterator[Finding]:
+def check_shards(subject: Subject) -> Iterator[Finding]:
     """``shard-missing`` and ``checkpoint-broken``: of the folders that are fused or re-laid, and of carried ones.
 
     Carried folders are held against their index by names; their headers are read where the files are on this host.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from overlay.formats.adapters.find import Description
     from overlay.hub import Repo
 
-__all__ = ["descriptions_agree"]
+__all__ = ["check_specs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Described:
     spec: str | None
 
 
-def descriptions_agree(subject: Subject) -> Iterator[Finding]:
+def check_specs(subject: Subject) -> Iterator[Finding]:
     """``specs-differ``: an adapter is described twice, and not the same. One that cannot be read is not judged here."""
     yield from _twins(subject)
     yield from _model_spec(subject)
