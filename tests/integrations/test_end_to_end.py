@@ -1,0 +1,110 @@
+"""The action with the real program: a project's registry on the demo's repos, from a bot's bump to a green check."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.actions import REPOSITORY, make_checkout, run_step
+from support.contracts import MODEL, make_hub, next_source
+
+from overlay.demo.registry import write_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.actions import Checkout, Ran
+
+    from overlay.demo.checkpoint import HubFolder
+
+pytestmark = pytest.mark.no_torch
+
+BRANCH = "renovate/source"
+
+
+class Project:
+    """A repository with a registry of the demo's model and its lock on main."""
+
+    def __init__(self, root: Path) -> None:
+        self.hub: HubFolder = make_hub(root)
+        self.checkout: Checkout = make_checkout(root / "project")
+        self.step("relock", pin=self.hub, branch="setup")
+        self.checkout.git("push", "--quiet", "origin", "setup:main")
+        self.base = self.checkout.git("rev-parse", "setup")
+
+    def step(self, command: str, *, pin: HubFolder | None = None, branch: str = BRANCH) -> Ran:
+        """Run a command of the action for a pull request, which moves the pins first where they are given."""
+        git = self.checkout.git
+        if pin is not None:
+            git("checkout", "--quiet", "-B", branch)
+            write_registry(self.checkout.work / "registry.yaml", pin)
+            git("commit", "--quiet", "--all", "--message", "Move the pin")
+            git("push", "--quiet", "--force", "origin", branch)
+        head = {"repo": {"full_name": REPOSITORY}}
+        base = {"sha": getattr(self, "base", "")}
+        github: dict[str, Any] = {
+            "head_ref": branch,
+            "event": {"pull_request": {"head": head, "base": base}, "repository": {"default_branch": "main"}},
+        }
+        return run_step(self.checkout, inputs={"command": command}, github=github, OVERLAY_HUB=str(self.hub.root))
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    """A project whose lock is current."""
+    return Project(tmp_path)
+
+
+def test_relock_then_check(project: Project) -> None:
+    """A moved pin alone fails for its lock; relock pushes that, and the check of the new commit passes."""
+    bumped = next_source(project.hub, "a card")
+    (bumped.source_folder / "README.md").write_text("# Another card\n")
+
+    stale = project.step("check", pin=bumped)
+    relocked = project.step("relock")
+    again = project.step("relock")
+    checked = project.step("check")
+
+    assert stale.status == 1, stale.log
+    assert "lock-stale" in stale.log
+    assert relocked.status == 0, relocked.log
+    assert project.checkout.remote("diff", "--name-only", f"{BRANCH}~1", BRANCH) == "registry.lock"
+    assert bumped.source in project.checkout.remote("show", f"{BRANCH}:registry.lock")
+    assert (again.status, "registry.lock is current" in again.log) == (0, True), again.log
+    assert checked.status == 0, checked.log
+    assert MODEL in checked.files["GITHUB_STEP_SUMMARY"]
+
+
+def test_broken_bump_is_annotated(project: Project) -> None:
+    """A bump to a commit in which a required file has another name fails, on the line of the pin."""
+    bumped = next_source(project.hub, "rename")
+    for path in bumped.source_folder.rglob("adapter_spec.json"):
+        path.rename(path.with_name("adapter_config.json"))
+
+    ran = project.step("check", pin=bumped)
+
+    assert ran.status == 1, ran.log
+    assert re.search(r"^::error file=registry\.yaml,line=4,col=\d+,title=file-renamed", ran.log, re.MULTILINE), ran.log
+    assert "file-renamed" in ran.files["GITHUB_STEP_SUMMARY"]
+
+
+def test_nothing_changed(project: Project) -> None:
+    """A pull request that touches no entry gets its status all the same."""
+    project.checkout.git("checkout", "--quiet", "-B", BRANCH)
+    project.checkout.commit({"README.md": "words"})
+
+    ran = project.step("check")
+
+    assert ran.status == 0, ran.log
+    assert "nothing to check" in ran.log
+
+
+def test_unusable_registry(project: Project) -> None:
+    """A registry that cannot be read is an error on its line, not a crash."""
+    (project.checkout.work / "registry.yaml").write_text("schema_version: 1\nmodels:\n  acme/base: {sauce: 1}\n")
+
+    ran = project.step("check")
+
+    assert ran.status == 2, ran.log
+    assert "::error file=registry.yaml,line=3" in ran.log
