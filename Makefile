@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := -m pip install -qq --constraint constraints.txt
-SOURCES := $(shell find overlay -type f -not -name '*.pyc') registry.yaml pyproject.toml README.md LICENSE
+SOURCES := $(shell find overlay -type f -not -name '*.pyc') registry.yaml registry.lock pyproject.toml README.md LICENSE
 # The one wheel, found by the shell when a recipe runs: make remembers directories from before it was built.
 WHEEL := $$(echo dist/*.whl)
 

@@ -4,7 +4,10 @@ With the environment that ``make demo`` makes:
 
     .venv/bin/python tools/make_checkpoint.py --preset tiny --out /tmp/hub
     .venv/bin/python tools/make_checkpoint.py --preset release-dims --blocks 3 --out /data/hub
-    .venv/bin/overlay prewarm OpenVDN/vdn-minimax-h3 --hub /tmp/hub
+    cp registry.yaml /tmp/hub.yaml
+    .venv/bin/overlay prewarm OpenVDN/vdn-minimax-h3 --hub /tmp/hub --registry /tmp/hub.yaml
+
+The registry is a copy because the lock beside the original knows the published weights, and these are made up.
 
 The base of the tiny checkpoint is what diffusers' own classes save, to the last byte; ``--library``, which needs the
 environment of ``make test``, lets them write it.
