@@ -1,0 +1,214 @@
+"""Newer commits of source and overlay that belong together: found by going back from the heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import islice, product
+from typing import TYPE_CHECKING
+
+from overlay.contract.check import Report, check_model
+from overlay.errors import OverlayError, TryAgain
+from overlay.formats.manifest import read_manifest
+from overlay.formats.overlay_repo import METADATA_PATTERNS
+from overlay.hub import Inventory, open_repo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from overlay.fingerprint import DigestMemo
+    from overlay.hub import Repo
+    from overlay.hub.history import Histories
+    from overlay.registry import Entry, Pin, Resolution
+    from overlay.registry.lock import LockedModel
+
+__all__ = ["Pair", "Repos", "Search", "moved_to", "pins_of", "reason_of", "repinned", "search", "without_lock"]
+
+MOST_COMMITS = 20
+"""Commits of a repo that a search goes back."""
+
+MOST_CHECKS = 40
+"""Pairs whose contract a search checks; those that a listing alone rules out are not among them."""
+
+_OF_THE_LOCK = {"lock-missing", "lock-stale", "lock-differs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A commit of the source and one of the overlay; None for an entry without an overlay."""
+
+    source: str | None
+    overlay: str | None
+
+
+@dataclass(slots=True)
+class Repos:
+    """Opens repos at commits, each once, however many pairs it is part of.
+
+    Args:
+        histories: Of the same place.
+    """
+
+    hub: Path | None
+    offline: bool
+    memo: DigestMemo
+    histories: Histories
+    _opened: dict[tuple[str, str | None, bool], Repo] = field(default_factory=dict)
+
+    def inventory(self, resolution: Resolution, _locked: LockedModel | None = None) -> Inventory:
+        """The repos of a resolution, as checks have them opened; floating ones at their head.
+
+        Raises:
+            OverlayError: As ``open_repo``.
+        """
+        entry = resolution.entry
+        overlay = self._open(entry.overlay, metadata=True) if entry.overlay else None
+        needs = {need.pin.repo: self._open(need.pin) for need in entry.needs}
+        return Inventory(resolution, self._open(entry.source), overlay, needs)
+
+    def _open(self, pin: Pin, *, metadata: bool = False) -> Repo:
+        key = pin.repo, pin.revision, metadata
+        if key not in self._opened:
+            self._opened[key] = open_repo(
+                pin,
+                hub=self.hub,
+                offline=self.offline,
+                memo=self.memo,
+                allow_floating=True,
+                only=METADATA_PATTERNS if metadata else None,
+                traffic=self.histories.traffic,
+            )
+        return self._opened[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search for a newer pair came to.
+
+    Attributes:
+        pair: The newest one whose contract holds; None where none of those looked at does.
+        report: Of that pair, against the pins.
+        newest: Of the heads; None where the pins are the heads.
+        pairs: How many were looked at, ruled out by listings included.
+        is_whole: Whether those were all between pins and heads.
+    """
+
+    pair: Pair | None
+    report: Report | None
+    newest: Report | None
+    pairs: int
+    is_whole: bool
+
+    @property
+    def reason(self) -> str:
+        """Why the heads are not it: the first error found there, else why it could not be told."""
+        return reason_of(self.newest) if self.newest else ""
+
+
+def moved_to(resolution: Resolution, pair: Pair) -> Resolution:
+    """The same model with other commits of source and overlay; what was known of the old overlay's files is left out.
+
+    A None in the pair leaves that pin alone.
+    """
+    entry = resolution.entry
+    source, overlay = repinned(entry.source, pair.source), entry.overlay and repinned(entry.overlay, pair.overlay)
+    fingerprint = entry.overlay_fingerprint if overlay == entry.overlay else None
+    moved = replace(entry, source=source, overlay=overlay, overlay_fingerprint=fingerprint)
+    return replace(resolution, entry=moved, notes=())
+
+
+def search(resolution: Resolution, repos: Repos, *, source: str | None = None, overlay: str | None = None) -> Search:
+    """Go back from the heads for the newest pair whose contract holds; needs stay at their pins.
+
+    Pairs are tried by how many commits they are behind the heads, both together; never older than the pins.
+
+    Args:
+        repos: Opens them.
+        source: The only commit of the source that counts; None for all between pin and head.
+        overlay: Likewise of the overlay.
+
+    Raises:
+        TryAgain: It cannot be told now.
+        OverlayError: As ``Histories.commits``.
+    """
+    entry, pins = resolution.entry, pins_of(resolution.entry)
+    sources, all_sources = _candidates(entry.source, source, repos)
+    overlays, all_overlays = _candidates(entry.overlay, overlay, repos) if entry.overlay else ((None,), True)
+    places = sorted(product(range(len(sources)), range(len(overlays))), key=lambda place: (sum(place), place))
+    before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
+    newest: Report | None = None
+    checked = 0
+    for number, (i, j) in enumerate(places):
+        pair = Pair(sources[i], overlays[j])
+        if pair == pins:
+            continue
+        moved = moved_to(resolution, pair)
+        # The heads are checked in any case: what is found there is the reason for whatever is advised.
+        if newest is not None and _is_ruled_out(moved, repos):
+            continue
+        if checked == MOST_CHECKS:
+            return Search(None, None, newest, number, is_whole=False)
+        checked += 1
+        report = without_lock(check_model(moved, repos.inventory, before=before))
+        newest = newest or report
+        if isinstance(report.trouble, TryAgain):
+            raise report.trouble
+        if report.status == "passed":
+            return Search(pair, report, newest, number + 1, is_whole=all_sources and all_overlays)
+    return Search(None, None, newest, len(places), is_whole=all_sources and all_overlays)
+
+
+def pins_of(entry: Entry) -> Pair:
+    """Where source and overlay are pinned."""
+    return Pair(entry.source.revision, entry.overlay.revision if entry.overlay else None)
+
+
+def without_lock(report: Report) -> Report:
+    """A report less what it says of the lock: that is written once it is known what the pins will be."""
+    findings = tuple(finding for finding in report.findings if finding.code not in _OF_THE_LOCK)
+    return replace(report, findings=findings)
+
+
+def reason_of(report: Report) -> str:
+    """Why a contract does not hold, or cannot be told to, in one sentence: the first error, else what comes first."""
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    for finding in errors or report.findings:
+        return f"{finding.code}: {finding.message}"
+    return report.trouble.message if report.trouble else report.status
+
+
+def repinned(pin: Pin, commit: str | None) -> Pin:
+    """The pin at another commit; None leaves it as it is."""
+    return pin if commit in (None, pin.revision) else replace(pin, revision=commit, floating=None)
+
+
+def _candidates(pin: Pin, named: str | None, repos: Repos) -> tuple[tuple[str | None, ...], bool]:
+    """Commits from the head back to the pin, newest first, and whether that is all of them."""
+    if named is not None:
+        return (named,), True
+    histories = repos.histories
+    head = histories.head(pin.repo)
+    if head == pin.revision:
+        return (head,), True
+    commits = [commit.id for commit in islice(histories.commits(pin.repo), MOST_COMMITS + 1)]
+    if pin.revision in commits:
+        return tuple(commits[: commits.index(pin.revision) + 1]), True
+    if pin.revision is None:
+        return tuple(commits[:MOST_COMMITS]), len(commits) <= MOST_COMMITS
+    if histories.behind(pin.repo, pin.revision) is None:
+        # No part of the history (it was rewritten, or a folder has none): then of the others nobody knows the age.
+        return (head, pin.revision), False
+    return (*commits[:MOST_COMMITS], pin.revision), False
+
+
+def _is_ruled_out(moved: Resolution, repos: Repos) -> bool:
+    """Whether the source's listing lacks a file that the overlay's manifest requires."""
+    try:
+        inventory = repos.inventory(moved)
+        if inventory.overlay is None:
+            return False
+        required = read_manifest(inventory.overlay).required_source_files
+        return not set(required) <= set(inventory.source.paths())
+    except TryAgain:
+        raise
+    except OverlayError:
+        return True
