@@ -15,6 +15,7 @@ SURFACE = {
     "overlay": "--version",
     "overlay resolve": f"MODEL --path --rule {COMMON}",
     "overlay path": f"MODEL --rule {COMMON}",
+    "overlay check": f"[MODEL]... --base --against --same --revision --fail-on --output {COMMON}",
     "overlay lock": f"[MODEL]... --from-build --dry-run {COMMON}",
     "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link --lock-timeout {BUILD} {COMMON}",
     "overlay lease": f"MODEL [COMMAND]... --for --rule {COMMON}",

@@ -27,6 +27,7 @@ from overlay.cli import (
     resolve,
     verify,
 )
+from overlay.cli._check import Checked, Same
 from overlay.cli._errors import ErrorDocument
 from overlay.cli._main import cli
 from overlay.cli._output import SCHEMA_VERSION
@@ -43,6 +44,8 @@ DOCUMENTS: dict[str, type] = {
     "cache-repair": cache_repair.CacheRepair,
     "cache-rm": cache_removal.Removed,
     "cache-unpin": cache_pins.Pinned,
+    "check": Checked,
+    "check-same": Same,
     "compare": compare.Compared,
     "demo": demo.Demonstration,
     "doctor": doctor.Diagnosis,

@@ -12,6 +12,7 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -106,7 +107,7 @@ def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException
     try:
         if failure.status == BUG and (os.environ.get("OVERLAY_DEBUG") or {"-v", "--verbose"} & set(args)):
             say(redact("".join(traceback.format_exception(error)).rstrip()), err=True)
-        if "--json" in args and failure.code != "output-failed":  # raw arguments: they may not have been parsed
+        if _wants_json(args) and failure.code != "output-failed":  # raw arguments: they may not have been parsed
             document = {"schema_version": SCHEMA_VERSION} | asdict(ErrorDocument(failure))
             with suppress(CannotWrite):  # it is said on stderr as well
                 say(json.dumps(document, indent=2, default=str))
@@ -117,6 +118,10 @@ def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException
     except OSError:
         _silence()
     return failure.status
+
+
+def _wants_json(args: Sequence[str]) -> bool:
+    return "--json" in args or "--output=json" in args or ("--output", "json") in pairwise(args)
 
 
 def redact(text: str) -> str:

@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "cli", "main", "run"]
 
-COMMANDS = ("resolve", "path", "lock", "prewarm", "lease", "fuse", "verify", "compare", "cache", "doctor", "demo")
+COMMANDS = (
+    "resolve",
+    "path",
+    "check",
+    "lock",
+    "prewarm",
+    "lease",
+    "fuse",
+    "verify",
+    "compare",
+    "cache",
+    "doctor",
+    "demo",
+)
 _MODULES = {"path": "resolve"}
 _ALIASES = {"materialize": "prewarm"}
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from overlay.contract.adapters import check_adapters
+from overlay.contract.bases import check_bases
+from overlay.contract.branch import check_branch
 from overlay.contract.cost import Cost, compared, cost
 from overlay.contract.finding import SEVERITIES, Finding, found, worst
+from overlay.contract.locked import lock_findings
 from overlay.contract.prefetch import prefetch
 from overlay.contract.subject import Subject
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain, Untrusted
@@ -22,15 +27,15 @@ if TYPE_CHECKING:
     from overlay.hub import Inventory, Repo
     from overlay.planning.outputs import Input
     from overlay.planning.plan import Plan
-    from overlay.registry import Entry, Resolution
+    from overlay.registry import Entry, Pin, Resolution
     from overlay.registry.lock import LockedModel
 
 __all__ = ["CHECKS", "Report", "Status", "check", "check_model"]
 
 Status = Literal["passed", "failed", "skipped", "unknown"]
 
-CHECKS: tuple[Check, ...] = ()
-"""Every check, in the order in which they run: what explains most comes first."""
+CHECKS: tuple[Check, ...] = (check_adapters, check_branch, lock_findings)
+"""Every check that needs nothing but its subject; :func:`check_bases` is run beside them."""
 
 _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
 _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
@@ -63,44 +68,51 @@ class Report:
 
 def check_model(
     resolution: Resolution,
-    take: Callable[[Resolution], Inventory],
+    take: Callable[[Resolution, LockedModel | None], Inventory],
     *,
     locked: LockedModel | None = None,
-    before: Resolution | None = None,
+    before: tuple[Resolution, LockedModel | None] | None = None,
+    open_other: Callable[[Pin], Repo] | None = None,
 ) -> Report:
     """Open the repos of an entry and run every check; what cannot be opened is part of the report.
 
     Args:
         resolution: What to check.
-        take: Opens the repos; ``take_inventory`` with its options.
+        take: Opens the repos, given what the lock says of them: ``take_inventory`` with its options.
         locked: What the lock in force says of it.
-        before: The same model before the change; where its repos cannot be opened, as if there was none.
+        before: The same model before the change, and what the lock said of it; where its repos cannot be opened, it is as if there was none.
+        open_other: Opens a repo that an adapter names and the entry does not; without it, its name alone is looked at.
     """
     entry = resolution.entry
     try:
-        inventory = take(resolution)
+        inventory = take(resolution, locked)
     except OverlayError as error:
         told, trouble = _told(error, entry)
         return _report(entry, told, trouble=trouble)
     former = None
     if before is not None:
         try:
-            former = Subject(take(before))
+            former = Subject(take(*before), before[1])
         except (Refused, NotHere):  # gone, or never here: then there is nothing to compare with
             former = None
         except OverlayError as error:
             return _report(entry, [], trouble=error)
-    return check(Subject(inventory, locked, former))
+    return check(Subject(inventory, locked, former), open_other)
 
 
-def check(subject: Subject) -> Report:
-    """Run every check on a model whose repos are open. Raises nothing that a repo can cause."""
+def check(subject: Subject, open_other: Callable[[Pin], Repo] | None = None) -> Report:
+    """Run every check on a model whose repos are open. Raises nothing that a repo can cause.
+
+    Args:
+        open_other: As of :func:`check_model`.
+    """
     entry, findings = subject.entry, list(_lost(subject))
     plan = the_cost = None
     trouble: OverlayError | None = None
     try:
         prefetch(subject)
-        for run in CHECKS:
+        checks: tuple[Check, ...] = (*CHECKS, partial(check_bases, open_other=open_other))
+        for run in checks:
             trouble = _run(run, subject, findings) or trouble
         plan = _plan(subject)
         the_cost = _cost(subject, plan)

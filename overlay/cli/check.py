@@ -1,0 +1,209 @@
+"""``overlay check``: whether the contract of the models in a registry holds, told without a weight byte."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from overlay.cli._options import FILE, Common, common_options
+from overlay.errors import CheckFailed, InvalidRegistry, InvalidUsage, NotHere, TryAgain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from overlay.contract.before import Before
+    from overlay.contract.check import Report
+    from overlay.hub import Inventory, Repo, Traffic
+    from overlay.registry import Pin, Registry, Resolution
+    from overlay.registry.lock import LockedModel
+
+__all__ = ["check"]
+
+Form = Literal["text", "json", "github"]
+
+
+@click.command(short_help="Check that pinned repos fit together, without downloading weights.")
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option("--base", metavar="REV", help="Check only what changed since this git revision.")
+@click.option("--against", type=FILE, help="Check only what differs from this registry file and the lock beside it.")
+@click.option("--same", metavar="REPO", help="Compare MODEL..., here paths of REPO, at two revisions instead.")
+@click.option("--revision", "revisions", metavar="A B", nargs=2, help="The two revisions for --same.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "never"]),
+    default="error",
+    show_default=True,
+    help="Least severity that ends with status 1.",
+)
+@click.option(
+    "--output",
+    "form",
+    type=click.Choice(["text", "json", "github"]),
+    help="Form of the result.  [default: github in a GitHub workflow, else text]",
+)
+@common_options
+def check(
+    common: Common,
+    models: tuple[str, ...],
+    base: str | None,
+    against: Path | None,
+    same: str | None,
+    revisions: tuple[str, str] | None,
+    fail_on: str,
+    form: Form | None,
+) -> None:
+    """Check that what the registry pins fits together: required files, adapters, base, overlay, lock.
+
+    All entries of the registry file are checked unless some are named. Only listings, headers and small files are
+    read; nothing is written. Status 1 when something is found at or above --fail-on; 5 or 3 when nothing is, but
+    something could not be told.
+
+    With --same REPO --revision A B, the arguments are files and folders of REPO (none: all of it), and it is told
+    whether they are the same at both commits, by digests alone.
+    """
+    form = form or ("json" if common.output.json else "github" if _in_workflow() else "text")
+    if bool(same) != bool(revisions) or (same and (base or against)) or (base is not None and against is not None):
+        raise InvalidUsage(
+            "--base and --against exclude each other; --same goes with --revision A B, and with neither of them",
+            code="usage",
+            hint="overlay check --help",
+        )
+    if same and revisions:
+        _check_same(common, same, revisions, models, form)
+    else:
+        _check_models(common, models, base, against, fail_on, form)
+
+
+def _in_workflow() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
+
+
+def _check_models(
+    common: Common, models: Sequence[str], base: str | None, against: Path | None, fail_on: str, form: Form
+) -> None:
+    from overlay.cli._check import Checked, checked_model, print_checked, print_unusable
+    from overlay.contract.before import before_at, before_in, changed_models
+    from overlay.contract.check import check_model
+    from overlay.hub import Traffic
+    from overlay.registry import load_registry
+    from overlay.registry.lock import lock_path, read_lock
+
+    started, traffic = time.monotonic(), Traffic()
+    try:
+        registry = load_registry(common.registry)
+        lock = read_lock(lock_path(registry.path))
+    except InvalidRegistry as error:
+        if form == "json":
+            raise  # the error document holds every problem
+        print_unusable(error, form)
+        raise click.exceptions.Exit(error.exit_status) from error
+    locked = lock.models if lock else {}
+    chosen = resolutions = _resolutions(registry, models)
+    before: Before | None = None
+    removed: tuple[str, ...] = ()
+    if base is not None or against is not None:
+        before = before_at(registry, base) if base is not None else before_in(registry, Path(against or ""))
+        entries = {model: resolution.entry for model, resolution in resolutions.items()}
+        chosen = {model: resolutions[model] for model in changed_models(before, entries, locked)}
+        removed = tuple(model for model in before.entries if model not in registry.entries)
+
+    def open_other(pin: Pin) -> Repo:
+        return _open(common, pin, traffic)
+
+    reports = [
+        check_model(
+            resolution,
+            partial(_take, common, traffic),
+            locked=locked.get(model),
+            before=before.model(model) if before else None,
+            open_other=open_other,
+        )
+        for model, resolution in chosen.items()
+    ]
+    document = Checked(
+        registry=registry.path,
+        base=before.name if before else None,
+        models=tuple(checked_model(report) for report in reports),
+        unchanged=tuple(model for model in resolutions if model not in chosen),
+        removed=removed,
+        bytes_fetched=traffic.nbytes,
+        seconds=round(time.monotonic() - started, 3),
+        notes=before.notes if before else (),
+    )
+    print_checked(common.output, document, reports, form)
+    if status := _status(reports, fail_on):
+        raise click.exceptions.Exit(status)
+
+
+def _resolutions(registry: Registry, models: Sequence[str]) -> dict[str, Resolution]:
+    """What is to be checked: what was named, else every entry of the file in force."""
+    from overlay.registry import resolve
+
+    names = models or [model for model, entry in registry.entries.items() if entry.place.file == registry.path]
+    return {resolution.model: resolution for resolution in (resolve(name, registry) for name in names)}
+
+
+def _take(common: Common, traffic: Traffic, resolution: Resolution, known: LockedModel | None) -> Inventory:
+    """Open the repos of a model; offline out of its section of the lock, where that is of these pins and complete."""
+    from overlay.fingerprint import DigestMemo
+    from overlay.hub import take_inventory
+    from overlay.hub.contents import Contents
+    from overlay.hub.locked import locked_inventory
+    from overlay.materialization.request import open_cache
+
+    root = open_cache(common.options(), create=False).root
+    if common.offline and common.hub is None and known is not None:
+        with suppress(NotHere):
+            return locked_inventory(resolution, known, Contents(root.contents))
+    memo = DigestMemo(root.digests, write=False)
+    return take_inventory(
+        resolution, hub=common.hub, offline=common.offline, memo=memo, allow_floating=True, traffic=traffic
+    )
+
+
+def _open(common: Common, pin: Pin, traffic: Traffic) -> Repo:
+    """Open a repo that is not of an entry."""
+    from overlay.fingerprint import DigestMemo
+    from overlay.hub import open_repo
+
+    memo = DigestMemo(None, write=False)
+    return open_repo(pin, hub=common.hub, offline=common.offline, memo=memo, allow_floating=True, traffic=traffic)
+
+
+def _status(reports: Sequence[Report], fail_on: str) -> int:
+    found = {finding.severity for report in reports for finding in report.findings}
+    fatal = {"error": {"error"}, "warning": {"error", "warning"}, "never": set[str]()}[fail_on]
+    if found & fatal:
+        return CheckFailed.exit_status
+    troubles = [report.trouble.exit_status for report in reports if report.trouble is not None]
+    # What may be otherwise in a minute is said before what needs somebody to do something.
+    return TryAgain.exit_status if TryAgain.exit_status in troubles else max(troubles, default=0)
+
+
+def _check_same(common: Common, repo: str, revisions: tuple[str, str], paths: Sequence[str], form: Form) -> None:
+    from overlay.cli._check import Same, print_same
+    from overlay.contract.same import compare_paths
+    from overlay.hub import Traffic
+    from overlay.registry import Pin
+
+    for revision in revisions:
+        if not re.fullmatch(r"[0-9a-f]{40}", revision):
+            raise InvalidUsage(
+                f"{revision!r} is no commit; expected 40 lower-case hex digits",
+                code="not-a-commit",
+                hint=f"git ls-remote https://huggingface.co/{repo}",
+            )
+    traffic = Traffic()
+    one, other = (_open(common, Pin(repo, revision), traffic) for revision in revisions)
+    found = compare_paths(one, other, paths)
+    equal = all(path.result == "equal" for path in found)
+    print_same(common.output, Same(repo, revisions, equal, found, traffic.nbytes), form)
+    if not equal:
+        raise click.exceptions.Exit(CheckFailed.exit_status)

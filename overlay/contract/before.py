@@ -1,0 +1,124 @@
+"""What the registry and its lock said before the change that is checked: at a git revision, or in another file."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.contract.git import commit_of, file_at
+from overlay.errors import InvalidRegistry, NotHere
+from overlay.registry import Registry, load_registry, resolve
+from overlay.registry.load import packaged_registry
+from overlay.registry.lock import lock_path, parse_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from overlay.registry import Entry, Resolution
+    from overlay.registry.lock import Lock, LockedModel
+
+__all__ = ["Before", "before_at", "before_in", "changed_models"]
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What was in force before.
+
+    Attributes:
+        name: What it is compared with, for people: a revision, or a file.
+        entries: By model; empty where there was no registry, or none that can be used.
+        locked: What the lock said, by model.
+        notes: What the user should know, one sentence each.
+    """
+
+    name: str
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+    locked: Mapping[str, LockedModel] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def model(self, model: str) -> tuple[Resolution, LockedModel | None] | None:
+        """What a model was, and what the lock said of it; None where it is new."""
+        if model not in self.entries:
+            return None
+        return resolve(model, Registry(self.name, self.entries, {})), self.locked.get(model)
+
+
+def before_at(registry: Registry, revision: str) -> Before:
+    """The registry file in force and its lock as of a git revision.
+
+    Raises:
+        InvalidUsage: No git, no repository, no such revision.
+    """
+    path = Path(registry.path).absolute()
+    commit = commit_of(path.parent, revision)
+    name = f"{revision} ({commit[:12]})" if revision != commit else commit[:12]
+    content = file_at(path, commit)
+    if content is None:
+        return Before(name, notes=(f"there was no {path.name} at {name}: every entry is new",))
+    return _before(registry, name, content, file_at(lock_path(path), commit))
+
+
+def before_in(registry: Registry, file: Path) -> Before:
+    """Another registry file in the place of the one in force, with the lock beside it.
+
+    Raises:
+        NotHere: There is no such file.
+        InvalidRegistry: It cannot be read.
+    """
+    try:
+        content = file.read_bytes()
+        lock = lock_path(file)
+        locked = lock.read_bytes() if lock.is_file() else None
+    except FileNotFoundError as error:
+        raise NotHere(
+            f"{file}: no such file", code="no-such-file", hint=f"ls {file.parent}", where=str(file)
+        ) from error
+    except OSError as error:
+        message = f"{file}: cannot be read: {error.strerror}"
+        raise InvalidRegistry(message, code="registry-unreadable", where=str(file)) from error
+    return _before(registry, str(file), content, locked)
+
+
+def changed_models(before: Before, entries: Mapping[str, Entry], locked: Mapping[str, LockedModel]) -> tuple[str, ...]:
+    """Models of which the entry or what the lock says of it is not what it was, in the order of ``entries``."""
+    return tuple(
+        model
+        for model, entry in entries.items()
+        if entry != before.entries.get(model) or locked.get(model) != before.locked.get(model)
+    )
+
+
+def _before(registry: Registry, name: str, content: bytes, lock: bytes | None) -> Before:
+    # What was unusable before must not keep anybody from repairing it: then everything counts as changed.
+    try:
+        entries = _entries(registry, content, name)
+    except InvalidRegistry as error:
+        return Before(name, notes=(f"the registry was unusable before, so every entry is checked: {error.message}",))
+    parsed, notes = _lock(lock, name)
+    return Before(name, entries, parsed.models if parsed else {}, notes)
+
+
+def _lock(data: bytes | None, name: str) -> tuple[Lock | None, tuple[str, ...]]:
+    if data is None:
+        return None, ()
+    try:
+        return parse_lock(data, name), ()
+    except InvalidRegistry as error:
+        return None, (f"the lock was unusable before: {error.message}",)
+
+
+def _entries(registry: Registry, content: bytes, name: str) -> Mapping[str, Entry]:
+    from overlay.registry.explain import checked  # pydantic and the YAML reader, which most commands do without
+    from overlay.registry.merge import lay_over
+    from overlay.registry.server import apply_server_registry
+    from overlay.registry.strict_yaml import parse
+
+    packaged = packaged_registry()
+    in_force = Path(registry.path)
+    is_packaged = in_force.exists() and in_force.samefile(packaged)
+    below = {} if is_packaged else load_registry(packaged, environ={}).entries
+    document = parse(content, name)
+    entries, _ = lay_over(below, checked(document).models, document, name)
+    return apply_server_registry(entries, os.environ, Path.cwd())[0]
