@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.required import requirements
 from overlay.errors import OverlayError, TryAgain
+from overlay.fingerprint import bytes_digest
 from overlay.planning.recipes import make_plan
 from overlay.planning.renames import Former, find_renames
 
@@ -55,7 +56,7 @@ def needed_files(subject: Subject) -> Mapping[str, AbstractSet[str]]:
     overlay = subject.inventory.overlay
     needed: dict[str, set[str]] = {name: set() for name in repos}
     try:
-        for item in make_plan(subject.inventory, digest=lambda _repo, _path: "").inputs():
+        for item in make_plan(subject.inventory, digest=_stand_in).inputs():
             needed[item.repo].add(item.path)
         for one in requirements(subject):
             needed[one.repo.repo].add(one.path)
@@ -85,6 +86,11 @@ def changes(before: Repo, needed_before: AbstractSet[str], after: Repo, needed_a
         renamed=tuple(sorted(renames.items())),
         changed=tuple(path for path in sorted(needed_before & old & new) if not _same(before, after, path)),
     )
+
+
+def _stand_in(repo: Repo, path: str) -> str:
+    """A digest that costs nothing: which files a plan takes does not depend on their content."""
+    return bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
 
 
 def _same(before: Repo, after: Repo, path: str) -> bool:
