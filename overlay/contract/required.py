@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
 from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown
-from overlay.errors import OverlayError
-from overlay.formats.adapters.find import SPEC_NAMES
+from overlay.errors import BrokenInput, NotHere, OverlayError
+from overlay.formats.adapters.find import SPEC_NAMES, find_adapter
 from overlay.formats.manifest import FileMapping
 from overlay.formats.wording import some
 from overlay.planning.mappings import select
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from overlay.contract.finding import Finding
-    from overlay.contract.subject import Subject
+    from overlay.contract.subject import AdapterPlace, Subject
     from overlay.hub import Repo
     from overlay.planning.renames import Rename
     from overlay.registry import Place
@@ -31,6 +31,7 @@ __all__ = ["MOST_MAPPINGS", "Requirement", "check_required", "requirements"]
 MOST_MAPPINGS = 200
 """Mappings of a manifest that are followed; one with more is broken (see ``manifest.py``)."""
 
+_WEIGHTS = "adapter_model.safetensors"
 _LISTED = 5
 _BESIDE = 8
 
@@ -57,10 +58,12 @@ def check_required(subject: Subject) -> Iterator[Finding]:
         wanted[requirement.repo.repo].append(requirement)
     for asked in wanted.values():
         repo = asked[0].repo
-        former = _former(subject) if repo is subject.source else {}
-        renames = find_renames(repo, [requirement.path for requirement in asked], former)
         there = set(repo.paths())
         missing = [requirement for requirement in asked if requirement.path not in there]
+        if not missing:
+            continue
+        former = _former(subject, repo)
+        renames = find_renames(repo, [requirement.path for requirement in asked], former)
         yield from _renamed(subject, missing, renames)
         yield from _missing(subject, [one for one in missing if one.path not in renames], former)
 
@@ -84,37 +87,53 @@ def _of_manifest(subject: Subject) -> Iterator[Requirement]:
 
 
 def _of_recipe(subject: Subject) -> Iterator[Requirement]:
-    recipe = subject.entry.recipe
+    recipe, source = subject.entry.recipe, subject.entry.source
     by = f"recipe {recipe.name} reads"
+    place = source.place if recipe.name == "vdn-h3" else recipe.place
     if recipe.name == "vdn-h3" and recipe.options["stage"] in STAGES:
-        names = [*small_files(recipe.options["stage"]), *([subject.branch] if subject.branch else [])]
-        names += [name for adapter in subject.adapters for name in _no_description(subject, adapter.path)]
-        for name in names:
-            yield Requirement(subject.source, name, by, subject.entry.source.place)
-    elif recipe.name == "lora":
-        places = [*([subject.base] if subject.base else []), *((one.repo, one.path) for one in subject.adapters)]
-        for repo, path in places:
-            if path and not any(name == path or name.startswith(f"{path}/") for name in repo.paths()):
-                yield Requirement(repo, path, by, recipe.place)
+        for name in (*small_files(recipe.options["stage"]), *([subject.branch] if subject.branch else [])):
+            yield Requirement(subject.source, name, by, place)
+    elif recipe.name == "lora" and subject.base is not None:
+        repo, path = subject.base
+        if path and not any(name.startswith(f"{path}/") for name in repo.paths()):
+            yield Requirement(repo, path, by, place)
+    for adapter in subject.adapters:
+        if lacks := _lacks(subject, adapter):
+            yield Requirement(adapter.repo, lacks, by, place)
 
 
-def _no_description(subject: Subject, folder: str) -> list[str]:
-    """The description that an adapter lacks, by the name that it had or should have: the reader takes two names."""
-    names = [f"{folder}/{name}" for name in SPEC_NAMES]
-    manifest = subject.manifest
-    if set(names) & {*subject.source.paths(), *(manifest.required_source_files if manifest else ())}:
-        return []
-    former = _former(subject)
-    return [next((name for name in names if name in former), names[0])]
+def _lacks(subject: Subject, adapter: AdapterPlace) -> str | None:
+    """The file that an adapter lacks for its reader, by the name that it had or should have; None where it has all.
+
+    Nothing where the manifest requires a file of the adapter that is absent: that is the same cause.
+    """
+    repo, folder = adapter.repo, adapter.path
+    manifest = subject.manifest if repo is subject.source else None
+    if manifest and any(
+        posixpath.dirname(path) == folder for path in {*manifest.required_source_files} - {*repo.paths()}
+    ):
+        return None
+    try:
+        find_adapter(repo, folder)
+    except (BrokenInput, NotHere) as error:  # whatever else is wrong with it is found where it is read for its meaning
+        if error.code == "no-such-adapter":
+            return folder
+        if error.code == "adapter-spec-missing":
+            names = [posixpath.join(folder, name) for name in SPEC_NAMES]
+            former = _former(subject, repo)
+            return next((name for name in names if name in former), names[0])
+        if error.code == "adapter-file" and not error.data.get("files", True):
+            return posixpath.join(folder, _WEIGHTS)
+    return None
 
 
-def _former(subject: Subject) -> Mapping[str, Former]:
-    """The source's files as they were before the change; else as the lock has them."""
+def _former(subject: Subject, repo: Repo) -> Mapping[str, Former]:
+    """The files of a repo as they were before the change; else as the lock has them."""
     if subject.before is not None:
-        source = subject.before.source
-        sizes = ((path, _size(source, path)) for path in source.paths())
-        return {path: Former(size, repo=source) for path, size in sizes if size is not None}
-    locked = subject.locked.repos.get(subject.source.repo) if subject.locked else None
+        then = subject.before.inventory.repos.get(repo.repo)
+        sizes = ((path, _size(then, path)) for path in then.paths()) if then else ()
+        return {path: Former(size, repo=then) for path, size in sizes if size is not None and then is not None}
+    locked = subject.locked.repos.get(repo.repo) if subject.locked else None
     return {path: Former(file.size, f"sha256:{file.sha256}") for path, file in (locked.files if locked else {}).items()}
 
 
@@ -169,8 +188,8 @@ def _missing(subject: Subject, missing: Sequence[Requirement], former: Mapping[s
         listed = f": {named([one.path for one in group], _LISTED)}" if len(group) > 1 else ""
         message = f"{first.by} {what}; {_name(subject, first.repo)} lacks {'them' if listed else 'it'}{listed}"
         message += f"; {_beside(first)}"
-        if subject.before is not None and first.path in former:
-            message += f"; it was there at {subject.before.source.revision[:12]}"
+        if then := former.get(first.path):
+            message += f"; it was there {f'at {then.repo.revision[:12]}' if then.repo else 'when this was locked'}"
         yield found(
             "file-missing",
             subject.entry,
