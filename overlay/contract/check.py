@@ -80,7 +80,8 @@ def check_model(
         resolution: What to check.
         take: Opens the repos, given what the lock says of them: ``take_inventory`` with its options.
         locked: What the lock in force says of it.
-        before: The same model before the change, and what the lock said of it; where its repos cannot be opened, it is as if there was none.
+        before: The same model before the change, and what the lock said of it; where its repos cannot be opened, it is
+            as if there was none.
         open_other: Opens a repo that an adapter names and the entry does not; without it, its name alone is looked at.
     """
     entry = resolution.entry
