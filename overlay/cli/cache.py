@@ -164,7 +164,8 @@ def _details_text(found: CacheDetails) -> Iterator[str]:
     model = found.materialization
     yield style(model.model or model.tree, "strong")
     rows = [["directory", model.path]]
-    rows += [["location", name] for name in model.locations] or [["location", "none: a superseded generation"]]
+    nowhere = "not what the lock expects, so in quarantine" if model.in_quarantine else "a superseded generation"
+    rows += [["location", name] for name in model.locations] or [["location", f"none: {nowhere}"]]
     rows += [["from", pin] for pin in found.pins]
     if found.rule:
         rows.append(["rule", found.rule])
@@ -210,5 +211,6 @@ def _kept(model: CachedModel) -> str:
 def _row(model: CachedModel) -> list[str]:
     age = time.time() - datetime.fromisoformat(model.last_used).timestamp()
     name = model.model or style(f"{model.tree} (record unreadable)", "bad")
-    where = ", ".join(model.locations) or style("superseded", "dim")
+    nowhere = style(f"quarantine: {model.tree}", "warn") if model.in_quarantine else style("superseded", "dim")
+    where = ", ".join(model.locations) or nowhere
     return [name, format_bytes(model.size), format_age(age), _kept(model), where]

@@ -77,6 +77,7 @@ class CachedModel:
         last_used: Last use as far as leases and the filesystem tell, ISO 8601.
         leases: Who reads it; what is leased is not collected.
         pin: Who wants it kept; null where nobody does.
+        in_quarantine: It was not published, because its output is not what the lock expects.
     """
 
     model: str | None
@@ -88,6 +89,7 @@ class CachedModel:
     last_used: str
     leases: tuple[HeldLease, ...]
     pin: TreePin | None
+    in_quarantine: bool
 
     @classmethod
     def of(cls, tree: TreeInfo) -> Self:
@@ -102,4 +104,5 @@ class CachedModel:
             iso_time(tree.last_used),
             tuple(map(HeldLease.of, tree.leases)),
             TreePin.of(tree.pin) if tree.pin else None,
+            tree.in_quarantine,
         )

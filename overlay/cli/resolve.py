@@ -15,9 +15,9 @@ from overlay.errors import NotHere
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from overlay.registry import Pin
+    from overlay.registry import Pin, Resolution
 
-__all__ = ["PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
+__all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
 
 _ROLES: dict[str, Role] = {"present": "good", "absent": "strong", "stale": "warn", "unknown": "warn", "damaged": "bad"}
 
@@ -39,6 +39,21 @@ class PinnedRepo:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelLock:
+    """What the lock beside the registry says of a model.
+
+    Attributes:
+        state: ``current``: it was made of this entry. ``stale``: of another, and builds are refused. ``none``: it does
+            not name the model.
+        differences: What the entry says otherwise, a sentence each.
+    """
+
+    path: str
+    state: Literal["current", "stale", "none"]
+    differences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """What ``overlay resolve`` prints.
 
@@ -49,6 +64,7 @@ class ResolvedModel:
         path: The directory that the location leads to; null where there is none.
         why: What is behind a state other than present and absent.
         registry: The registry file in force.
+        lock: Null where there is no lock, or none that could speak of this overlay.
         entry: Where the entry was last changed: ``file:line``, or the variable that changed it.
         replaced: What an override replaced, a sentence each.
         next: The command to run next; null where this version cannot build the model.
@@ -66,6 +82,7 @@ class ResolvedModel:
     state: Literal["present", "stale", "damaged", "absent", "unknown"]
     why: str
     registry: str
+    lock: ModelLock | None
     entry: str
     replaced: tuple[str, ...]
     notes: tuple[str, ...]
@@ -130,6 +147,7 @@ def _document(common: Common, model: str, found: overlay.Resolved, rule: str) ->
     entry = resolution.entry
     folder = resolution.source_folder
     pinned = all(pin.revision is not None for pin in entry.pins)
+    lock = _lock(resolution)
     return ResolvedModel(
         model=resolution.model,
         pinned=pinned,
@@ -143,11 +161,19 @@ def _document(common: Common, model: str, found: overlay.Resolved, rule: str) ->
         state=state.name,
         why=state.why,
         registry=resolution.registry_path,
+        lock=lock,
         entry=f"{entry.place.file}:{entry.place.line}" if entry.place.line else entry.place.file,
         replaced=found.replaced,
         notes=(*resolution.notes, *_hub_notes(common)),
-        next=_next(common, model, found, rule, pinned=pinned),
+        next=_next(common, model, found, rule, lock, pinned=pinned),
     )
+
+
+def _lock(resolution: Resolution) -> ModelLock | None:
+    from overlay.materialization.locked import lock_state
+
+    found = lock_state(resolution)
+    return ModelLock(str(found.path), found.name, found.differences) if found else None
 
 
 def _hub_notes(common: Common) -> tuple[str, ...]:
@@ -156,12 +182,16 @@ def _hub_notes(common: Common) -> tuple[str, ...]:
     return (f"the hub folder {common.hub} does not exist, so nothing can be built from it",)
 
 
-def _next(common: Common, model: str, found: overlay.Resolved, rule: str, *, pinned: bool) -> str | None:
+def _next(
+    common: Common, model: str, found: overlay.Resolved, rule: str, lock: ModelLock | None, *, pinned: bool
+) -> str | None:
     # MODEL as it was typed: a folder means another source or overlay than the model's name, and its spelling counts.
     if found.state.name == "present":
         return common.command("verify", model, *rule_flags(rule))
     if found.resolution.entry.recipe.name == "python":
         return None
+    if lock is not None and lock.state == "stale":
+        return common.command("lock", found.resolution.model)
     flags = [
         *rule_flags(rule),
         *([] if pinned else ["--allow-floating"]),
@@ -182,6 +212,9 @@ def _text(found: ResolvedModel) -> Iterator[str]:
     rows += [["needs", f"{_pin(need)}  {', '.join(need.components)}"] for need in found.needs]
     rows.append(["recipe", "  ".join([found.recipe, *_recipe_options(found.recipe_options)])])
     rows.append(["registry", found.entry])
+    if found.lock:
+        stale = f"{style('stale', 'warn')}: {', '.join(found.lock.differences[:1])}"
+        rows.append(["lock", stale if found.lock.state == "stale" else found.lock.state])
     rows += [["replaced", sentence] for sentence in found.replaced]
     rows += [["note", note] for note in found.notes]
     rows.append(["location", found.location or "not known yet"])

@@ -14,6 +14,7 @@ from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.errors import InvalidUsage, NotHere
 from overlay.formats.wording import counted, format_bytes
+from overlay.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ class Verified:
     type=click.Choice(["quick", "full", "sha256"]),
     default="full",
     show_default=True,
-    help="quick: names, sizes, record. full: every byte. sha256: every byte, by sha256 where the record has it.",
+    help="quick: names, sizes, record. full: every byte. sha256: every byte, by sha256 where record or lock has it.",
 )
 @rule_option
 @common_options
@@ -68,10 +69,12 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
     """Check that a materialization is what its record says; status 1 when it is not.
 
     Level full finds what broke or was changed by mistake, as fast as the disk reads. Files taken over from a repo are
-    known by sha256 too, and level sha256 insists on it, also against somebody who made a file to pass.
+    known by sha256 too, and so is every file of a build that the lock expects: level sha256 insists on it, also against
+    somebody who made a file to pass.
     """
     folder, stale = _folder(common, target, rule)
-    found = overlay.verify(folder, level, phase=phases(common.output))
+    registry = load_registry(common.registry) if level == "sha256" else None
+    found = overlay.verify(folder, level, phase=phases(common.output), registry=registry)
     document = Verified(
         ok=found.ok,
         path=str(found.path),

@@ -21,7 +21,7 @@ from overlay.planning.outputs import AliasFile, SafetensorsFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from overlay.cache import Cache
     from overlay.fusion.engine import Engine
@@ -74,12 +74,15 @@ class Rebuilt:
         }
 
 
-def deviations(expected: Expected, made: Mapping[str, RecordedFile], *, whole: bool) -> tuple[Deviation, ...]:
+def deviations(
+    expected: Expected, made: Mapping[str, RecordedFile], *, whole: bool, but: Collection[str] = ()
+) -> tuple[Deviation, ...]:
     """Which files are not as expected, in the order of paths.
 
     Args:
         made: By output path.
         whole: Whether these are all files of the model, so that none may be missing.
+        but: Paths that do not count.
     """
     found = [
         deviation
@@ -88,7 +91,7 @@ def deviations(expected: Expected, made: Mapping[str, RecordedFile], *, whole: b
     ]
     if whole:
         found += [Deviation(path, None, expected.files[path].digest) for path in expected.files.keys() - made.keys()]
-    return tuple(sorted(found, key=lambda item: item.path))
+    return tuple(sorted((item for item in found if item.path not in but), key=lambda item: item.path))
 
 
 def _deviation(file: RecordedFile, expected: ExpectedFile | None) -> Deviation | None:

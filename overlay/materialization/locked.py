@@ -9,6 +9,7 @@ from overlay.errors import BrokenInput, InvalidRegistry
 from overlay.fingerprint import bytes_digest
 from overlay.formats.files import MAX_SMALL_FILE
 from overlay.formats.wording import counted
+from overlay.materialization.state import difference
 from overlay.registry import LOCAL
 from overlay.registry.load import locked_model
 
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.hub import Inventory, Repo
+    from overlay.materialization.record import Record
     from overlay.planning.plan import Plan
-    from overlay.registry import Resolution
+    from overlay.registry import Registry, Resolution
     from overlay.registry.lock import Expected, LockedFile, LockedModel
 
-__all__ = ["LockInForce", "LockState", "lock_in_force", "lock_state", "why_not_comparable"]
+__all__ = ["LockInForce", "LockState", "lock_in_force", "lock_of_record", "lock_state", "why_not_comparable"]
 
 _SHOWN = 3
 
@@ -82,6 +84,19 @@ def lock_in_force(resolution: Resolution) -> LockInForce | None:
     return LockInForce(path, resolution.model, locked)
 
 
+def lock_of_record(record: Record, registry: Registry) -> LockedModel | None:
+    """What the lock in force says of what a record was made of; None where that is not what the registry pins today.
+
+    Raises:
+        InvalidRegistry: There is a lock, but it cannot be read.
+    """
+    entry = registry.entries.get(record.model or "")
+    if entry is None or record.rule is None or difference(record, entry, record.rule):
+        return None
+    locked = locked_model(registry.path, entry.model)
+    return locked if locked and not locked.differences(entry) else None
+
+
 def _is_folder(resolution: Resolution) -> bool:
     """Whether the overlay is a folder of somebody's own, which nobody has locked."""
     overlay = resolution.entry.overlay
@@ -113,7 +128,7 @@ class LockInForce:
         return (f"the output is not held against {self.path}: {why}",) if why else ()
 
     def require_inputs(self, plan: Plan, inventory: Inventory) -> None:
-        """Hold every input and every file that the overlay requires against the lock; nothing is downloaded for it.
+        """Hold every input, what the overlay requires and its own files against the lock; downloads nothing for it.
 
         What the Hub names by a git blob alone is compared in size, and in full where it is small and on this host.
 
@@ -184,11 +199,12 @@ class LockInForce:
 
 
 def _wanted(plan: Plan, inventory: Inventory) -> Iterator[tuple[str, str]]:
-    """Repo and path of every file that the plan or the overlay's manifest needs."""
+    """Repo and path of every input, of every file that the overlay's manifest requires, and of the overlay's own."""
     from overlay.formats.manifest import read_manifest  # a query needs no manifest
 
     wanted = {(item.repo, item.path) for item in plan.inputs()}
     if inventory.overlay is not None:
         required = read_manifest(inventory.overlay).required_source_files
         wanted |= {(inventory.source.repo, path) for path in required}
+        wanted |= {(inventory.overlay.repo, path) for path in inventory.overlay.paths()}
     yield from sorted(wanted)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from overlay.materialization.record import Record
     from overlay.registry import Entry, Resolution
 
-__all__ = ["State", "find_state", "is_settled"]
+__all__ = ["State", "difference", "find_state", "is_settled"]
 
 _KEYED = re.compile(r"-[0-9a-f]{16}")
 
@@ -112,15 +112,15 @@ def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noq
         return State("damaged", location, tree, str(error))
     if record is None:
         return State("damaged", location, tree, f"{tree} has no record")
-    if difference := _difference(record, entry, rule):
+    if what := difference(record, entry, rule):
         other = record.rule if record.rule != rule else None
-        return State("stale", location, tree, difference, other or "")
+        return State("stale", location, tree, what, other or "")
     if problems := quick_problems(tree, record):
         return State("damaged", location, tree, f"{problems[0].path}: {problems[0].what}")
     return State("present", location, tree)
 
 
-def _difference(record: Record, entry: Entry, rule: str) -> str:
+def difference(record: Record, entry: Entry, rule: str) -> str:
     """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit."""
     if record.rule != rule:
         return f"built by rule {record.rule}, asked for {rule}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
+    from overlay.registry import Registry
 
 __all__ = ["LEVELS", "Verification", "quick_problems", "verify"]
 
@@ -56,15 +57,18 @@ def verify(
     jobs: int | None = None,
     phase: Phase | None = None,
     remember: bool = True,
+    registry: Registry | None = None,
 ) -> Verification:
     """Hold a folder against the record in it.
 
     Level ``full`` finds whatever broke or was changed by mistake. A file that somebody made to pass is found by
-    ``sha256``, as far as the record holds one: of the files that were carried over from a repo.
+    ``sha256``, as far as one is known: the record has it of the files that were carried over from a repo, a lock of all
+    that it expects.
 
     Args:
         level: ``quick`` for names and sizes; ``full`` for every byte, by the fastest digest that is known of it;
-            ``sha256`` for every byte, by sha256 where the record has that.
+            ``sha256`` for every byte, by sha256 where that is known.
+        registry: The registry in force. With ``sha256``, what the lock beside it expects of this very build is used.
         jobs: Reads at a time; None: as many as pay on this machine.
         remember: Of a tree in a cache, note there which digests are of one content, and that it was found to be sound
             or is not any more; without it nothing is written.
@@ -73,6 +77,7 @@ def verify(
         InvalidUsage: No such level, or the folder is a file.
         NotHere: No such folder, or it has no record.
         BrokenInput: The record cannot be read.
+        InvalidRegistry: The lock cannot be read.
     """
     if level not in LEVELS:
         raise InvalidUsage(f"no level {level!r}", code="unknown-level", hint=f"level is one of {', '.join(LEVELS)}")
@@ -92,7 +97,8 @@ def verify(
     if level != "quick":
         root = root_of(folder)
         broken = {problem.path for problem in problems}
-        unread = _distinct(folder, [item for item in record.outputs if item.path not in broken])
+        outputs = _by_sha256(record, registry) if registry and level == "sha256" else record.outputs
+        unread = _distinct(folder, [item for item in outputs if item.path not in broken])
         bytes_read = sum(item.size for item in unread)
         memo = DigestMemo(root.digests if root else None, write=remember)
         with (phase or silent)("verify", bytes_read) as update:
@@ -107,6 +113,20 @@ def verify(
         len(record.outputs),
         bytes_read,
         tuple(problems),
+    )
+
+
+def _by_sha256(record: Record, registry: Registry) -> tuple[RecordedFile, ...]:
+    """The outputs, by sha256 where the lock knows that of the very same file."""
+    from overlay.materialization.locked import lock_of_record  # which looks for what is published with this module
+
+    locked = lock_of_record(record, registry)
+    expected = locked.expected.files if locked and locked.expected else {}
+    return tuple(
+        replace(item, digest=f"sha256:{known.sha256}")
+        if (known := expected.get(item.path)) is not None and known.digest == item.digest
+        else item
+        for item in record.outputs
     )
 
 
