@@ -144,3 +144,28 @@ def test_every_script_is_used() -> None:
     commands = {"check.sh", "relock.sh", "drift.sh"}
 
     assert {path.name for path in SCRIPTS} == commands | set(re.findall(r"/([\w-]+\.sh)", action))
+
+
+@pytest.mark.parametrize(
+    "path", [*EXAMPLES, *(path for path in (PROJECT / "integrations").iterdir() if path.is_file())], ids=name_of
+)
+def test_documentation_shows_the_files(path: Path) -> None:
+    """What the documentation shows is the file that it links to, which the tests run, to the letter."""
+    page = (PROJECT / "docs/how-to/check-in-ci.md").read_text()
+    shown = re.findall(
+        rf"\]\(\.\./\.\./{re.escape(name_of(path))}\).*?\n\n```\w+\n(.*?)^```$", page, re.DOTALL | re.MULTILINE
+    )
+
+    assert shown == [path.read_text()]
+
+
+def test_documentation_names_every_input() -> None:
+    """The table of the documentation has each input and output of the action, with its default."""
+    page = (PROJECT / "docs/how-to/check-in-ci.md").read_text()
+    action = read_yaml(ACTION)
+
+    assert set(re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE)) == set(action["inputs"])
+    for name, given in action["inputs"].items():
+        if given["default"] and "$" not in given["default"]:
+            assert f"| `{name}` | `{given['default']}` |" in page
+    assert all(f"`{name}`" in page for name in action["outputs"])

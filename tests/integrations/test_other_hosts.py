@@ -52,7 +52,24 @@ def test_hook_example() -> None:
 def test_hook_runs_what_is_installed() -> None:
     """The hook starts the program on the PATH, without file names, so it installs nothing."""
     assert (hook()["language"], hook()["pass_filenames"]) == ("system", False)
-    assert shlex.split(hook()["entry"])[0] == "overlay"
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(0, 0), (1, 1), (2, 1), (3, 0), (5, 1)])
+def test_hook_status(tmp_path: Path, status: int, outcome: int) -> None:
+    """What is wrong fails the hook; what cannot be told without a connection does not."""
+    checkout = make_checkout(tmp_path)
+    checkout.stand_in(f"exit {status}")
+    arguments = ["--registry", "a b.yaml"]
+
+    ran = subprocess.run(
+        [*shlex.split(hook()["entry"]), *arguments],
+        env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+        cwd=checkout.work,
+        check=False,
+    )
+
+    assert ran.returncode == outcome
+    assert (tmp_path / "calls").read_text() == "check --offline --registry a b.yaml []\n"
 
 
 @pytest.mark.parametrize("base", ["", "1" * 40], ids=["branch", "merge request"])
@@ -86,7 +103,7 @@ def test_commands_exist() -> None:
     texts = [path.read_text() for path in (PROJECT / "integrations").rglob("*.sh")]
     texts += [(PROJECT / ".pre-commit-hooks.yaml").read_text(), (PROJECT / "integrations/gitlab-ci.yml").read_text()]
     started = {"check"} | {
-        name for text in texts for name in re.findall(r"^(?:  entry: )?overlay (\w+)", text, re.MULTILINE)
+        name for text in texts for name in re.findall(r"^(?:  entry: bash -c ')?overlay (\w+)", text, re.MULTILINE)
     }
 
     assert started == {"check", "lock", "outdated"}
