@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
     from overlay.hub.history import Histories
     from overlay.registry import Entry, Pin, Resolution
+    from overlay.registry.lock import LockedModel
 
 __all__ = ["Pair", "Repos", "Search", "moved_to", "pins_of", "reason_of", "repinned", "search", "without_lock"]
 
@@ -53,7 +54,7 @@ class Repos:
     histories: Histories
     _opened: dict[tuple[str, str | None, bool], Repo] = field(default_factory=dict)
 
-    def inventory(self, resolution: Resolution) -> Inventory:
+    def inventory(self, resolution: Resolution, _locked: LockedModel | None = None) -> Inventory:
         """The repos of a resolution, as checks have them opened; floating ones at their head.
 
         Raises:
@@ -133,7 +134,7 @@ def search(resolution: Resolution, repos: Repos, *, source: str | None = None, o
     sources, all_sources = _candidates(entry.source, source, repos)
     overlays, all_overlays = _candidates(entry.overlay, overlay, repos) if entry.overlay else ((None,), True)
     places = sorted(product(range(len(sources)), range(len(overlays))), key=lambda place: (sum(place), place))
-    before = resolution if all(pin.revision for pin in entry.pins) else None
+    before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
     newest: Report | None = None
     checked = 0
     for number, (i, j) in enumerate(places):
