@@ -213,8 +213,8 @@ def _changed(subject: Subject, base: BaseFiles) -> Iterator[Finding]:
     yield found(
         "base-bytes-differ",
         subject.entry,
-        f"{base.where}: {len(shards)} of {counted(len(base.checkpoint.shards), 'shard')} have other bytes than in "
-        f"{before.where}, with the same tensors ({some(shards)}); the adapters are still those for the base before",
+        f"{base.where}: the bytes of {len(shards)} of {counted(len(base.checkpoint.shards), 'shard')} ({some(shards)}) "
+        f"are not those of {before.where}, with the same tensors; the adapters are still those for the base before",
         place=place_of(subject, base.repo),
         fix="ask whoever publishes the base what changed; or keep its pin",
         shards=shards[:MOST_NAMED],

@@ -70,8 +70,8 @@ def _tensors(subject: Subject, path: str, header: Header, base: BaseFiles) -> It
         yield _found(
             "branch-keys-collide",
             subject,
-            f"{where}: {counted(len(collide), 'tensor')} go by a name that the base, or what is made for it, has "
-            f"too: {some(collide)}",
+            f"{where}: {counted(len(collide), 'tensor')} by a name that the base, or what is made for it, has too: "
+            f"{some(collide)}",
             tensors=collide[:MOST_NAMED],
             count=len(collide),
         )
