@@ -61,7 +61,8 @@ class Cost:
             return "0 bytes"
         moved = {"download": self.downloaded, "write": self.written, "link": self.linked, "room": self.room}
         text = " · ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in moved.items() if nbytes)
-        return f"{'at most ' if self.is_most else ''}{text}, {counted(len(self.rebuilt), 'file')} to rebuild"
+        rebuilt = f", {counted(len(self.rebuilt), 'file')} to rebuild" if self.rebuilt else ""
+        return f"{'at most ' if self.is_most else ''}{text}{rebuilt}"
 
 
 def compared(plan: Plan) -> Compared:
