@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.actions import REPOSITORY, make_checkout, run_step
+from support.actions import OVERLAY_BIN, PROJECT, REPOSITORY, make_checkout, read_yaml, run_step
 from support.contracts import MODEL, make_hub, next_source
 
 from overlay.demo.registry import write_registry
@@ -83,10 +86,14 @@ def test_broken_bump_is_annotated(project: Project) -> None:
         path.rename(path.with_name("adapter_config.json"))
 
     ran = project.step("check", pin=bumped)
+    relocked = project.step("relock")
 
     assert ran.status == 1, ran.log
     assert re.search(r"^::error file=registry\.yaml,line=4,col=\d+,title=file-renamed", ran.log, re.MULTILINE), ran.log
     assert "file-renamed" in ran.files["GITHUB_STEP_SUMMARY"]
+    assert "status=failed" in ran.files["GITHUB_OUTPUT"]
+    assert relocked.status != 0, relocked.log
+    assert project.checkout.remote("log", "-1", "--format=%s", BRANCH) == "Move the pin"
 
 
 def test_nothing_changed(project: Project) -> None:
@@ -108,3 +115,26 @@ def test_unusable_registry(project: Project) -> None:
 
     assert ran.status == 2, ran.log
     assert "::error file=registry.yaml,line=3" in ran.log
+
+
+def test_hook(project: Project) -> None:
+    """The pre-commit hook passes where nothing of the Hub is on this machine, and fails on a broken registry."""
+    (hook,) = read_yaml(PROJECT / ".pre-commit-hooks.yaml")
+
+    def run_hook() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            shlex.split(hook["entry"]),
+            cwd=project.checkout.work,
+            env={**os.environ, "PATH": f"{OVERLAY_BIN}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    fresh = run_hook()
+    (project.checkout.work / "registry.yaml").write_text("schema_version: 1\nmodels:\n  acme/base: {sauce: 1}\n")
+    broken = run_hook()
+
+    assert fresh.returncode == 0, fresh.stdout + fresh.stderr
+    assert broken.returncode == 1, broken.stdout + broken.stderr
+    assert "registry.yaml:3:" in broken.stdout
