@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.contract.base_files import pass_on, place_of, read_base
+from overlay.contract.base_files import facts_of, read_base, words_of
 from overlay.contract.finding import found
-from overlay.errors import BrokenInput, NotHere
+from overlay.contract.reading import is_broken, pin_of
+from overlay.errors import NotHere, OverlayError
 from overlay.formats.adapters import read_adapter
 from overlay.planning.fuse import base_tensors
 
@@ -54,22 +55,22 @@ def check_adapters(subject: Subject) -> Iterator[Finding]:
         yield found(
             code,
             subject.entry,
-            refusal.message,
-            place=place_of(subject, adapter.repo),
+            words_of(refusal),
+            place=pin_of(subject.entry, adapter.repo).place,
             fix=refusal.hint if code == "adapter-broken" else f"overlay bump {subject.entry.model}",
             adapter=adapter.name or adapter.path,
             repo=adapter.repo.repo,
-            error={"code": refusal.code, **refusal.data},
+            error=facts_of(refusal),
         )
 
 
-def _refusal(adapter: AdapterPlace, base: Mapping[str, TensorInfo]) -> BrokenInput | None:
+def _refusal(adapter: AdapterPlace, base: Mapping[str, TensorInfo]) -> OverlayError | None:
     """Why an adapter cannot be applied to the base; None where it can, or where it is not there at all."""
     try:
         read_adapter(adapter.repo, adapter.path, base, name=adapter.name)
-    except BrokenInput as error:
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
         lacks_weights = error.code == "adapter-file" and not error.data.get("files", True)
-        return None if lacks_weights else error
-    except NotHere as error:
-        pass_on(error)
+        return None if lacks_weights or isinstance(error, NotHere) else error
     return None

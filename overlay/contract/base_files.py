@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.errors import BrokenInput, NotHere
+from overlay.contract.reading import MOST_DATA, is_broken, shown
+from overlay.errors import OverlayError
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.strict_json import parse_object
 from overlay.planning.fuse import base_tensors
@@ -16,21 +17,19 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
     from overlay.formats.checkpoint import Checkpoint
     from overlay.hub import Repo
-    from overlay.registry import Place
 
 __all__ = [
     "BaseFiles",
-    "Likeness",
     "compare",
     "config_of",
+    "facts_of",
     "listed_digest",
-    "pass_on",
-    "place_of",
     "read_base",
     "read_document",
+    "words_of",
 ]
 
-_ABSENT = {"no-such-adapter", "no-such-file", "no-weights"}
+_LONGEST = 2000
 
 Likeness = Literal["same", "other bytes", "unlike", "unknown"]
 
@@ -60,15 +59,10 @@ def read_base(subject: Subject) -> BaseFiles | None:
     repo, folder = subject.base
     try:
         return BaseFiles(repo, folder, read_checkpoint(repo, folder))
-    except (BrokenInput, NotHere) as error:
-        pass_on(error)
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
         return None
-
-
-def place_of(subject: Subject, repo: Repo) -> Place:
-    """Where the registry pins a repo."""
-    entry = subject.entry
-    return next((pin.place for pin in entry.pins if pin.repo == repo.repo), entry.place)
 
 
 def config_of(base: BaseFiles) -> Mapping[str, Any]:
@@ -86,8 +80,9 @@ def compare(base: BaseFiles, repo: Repo, folder: str, theirs: Checkpoint | None 
         return "same"
     try:
         theirs = theirs or read_checkpoint(repo, folder)
-    except (BrokenInput, NotHere) as error:
-        pass_on(error)
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
         return "unlike"
     if _shapes(theirs) != _shapes(base.checkpoint):
         return "unlike"
@@ -110,12 +105,23 @@ def read_document(repo: Repo, path: str) -> Mapping[str, Any]:
     """A JSON object of a repo; empty where there is none that can be read."""
     try:
         return parse_object(repo.read_bytes(path), repo.where(path))
-    except (BrokenInput, NotHere) as error:
-        pass_on(error)
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
         return {}
 
 
-def pass_on(error: BrokenInput | NotHere) -> None:
-    """Raise what is no fault of the repo: a file that it has, but that is not on this host."""
-    if isinstance(error, NotHere) and error.code not in _ABSENT:
-        raise error
+def words_of(error: OverlayError) -> str:
+    """A reader's message, on one line and not endless: the names in it may be those of a hostile file."""
+    return " ".join(filter(None, (shown(word) for word in error.message[:_LONGEST].split(" "))))
+
+
+def facts_of(error: OverlayError) -> dict[str, Any]:
+    """A reader's code and data, no name in it endless."""
+    return {"code": error.code, **{key: _cut(value) for key, value in error.data.items()}}
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_cut(item) for item in value[:MOST_DATA]]
+    return shown(value) if isinstance(value, str) else value

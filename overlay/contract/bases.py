@@ -8,15 +8,15 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from overlay.contract.base_files import compare, config_of, listed_digest, pass_on, place_of, read_base, read_document
+from overlay.contract.base_files import compare, config_of, listed_digest, read_base, read_document
 from overlay.contract.finding import found
-from overlay.errors import BrokenInput, NotHere, Refused
+from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown
+from overlay.errors import NotHere, OverlayError, Refused
 from overlay.formats.adapters.find import find_adapter
 from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base
-from overlay.formats.adapters.model import MOST_NAMED
 from overlay.formats.adapters.peft import PeftConfig
-from overlay.formats.wording import counted, some
+from overlay.formats.wording import counted
 from overlay.planning.fuse import base_tensors
 from overlay.registry import Pin, repo_id_problem
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from overlay.contract.base_files import BaseFiles
     from overlay.contract.finding import Finding
     from overlay.contract.subject import AdapterPlace, Subject
+    from overlay.formats.adapters.find import Found
     from overlay.hub import Repo
 
 __all__ = ["check_bases"]
@@ -61,16 +62,16 @@ def _quantised(subject: Subject, base: BaseFiles) -> Iterator[Finding]:
     said = [f"config.json has {field}"] if field else []
     if reasons:
         name, why = next(iter(reasons.items()))
-        said.append(f"{counted(len(reasons), 'target')} of the adapters, {name} first, which {why}")
+        said.append(f"{counted(len(reasons), 'target')} of the adapters, {shown(name)} first, which {shown(why)}")
     yield found(
         "base-quantised",
         subject.entry,
         f"{base.where}: the base is quantised or scaled: {'; '.join(said)}; adapters can be folded into plain "
         f"{', '.join(FLOATS)} weights only",
-        place=place_of(subject, base.repo),
+        place=pin_of(subject.entry, base.repo).place,
         fix="pin the unquantised base; quantise what was fused",
         config=field,
-        modules=list(reasons)[:MOST_NAMED],
+        modules=list(reasons)[:MOST_DATA],
         count=len(reasons),
     )
 
@@ -82,8 +83,9 @@ def _stored_otherwise(adapter: AdapterPlace, base: Base) -> Iterator[tuple[str, 
         where = adapter.repo.where(weights)
         halves = read_keys(adapter.repo.header(weights), where, base.modules)
         landings = [(half.module, base.find(half.module, where)) for half in halves]
-    except (BrokenInput, NotHere) as error:
-        pass_on(error)
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
         return
     for module, landing in landings:
         if landing is not None:
@@ -109,11 +111,11 @@ def _specified(subject: Subject, base: BaseFiles) -> Iterator[Finding]:
             yield found(
                 "base-not-trained-on",
                 subject.entry,
-                f"{repo.where(path)}: describes another base than {base.where}: {some(problems)}",
-                place=place_of(subject, base.repo),
+                f"{repo.where(path)}: describes another base than {base.where}: {named(problems)}",
+                place=pin_of(subject.entry, base.repo).place,
                 fix=f"overlay bump {subject.entry.model}",
                 spec=path,
-                problems=problems[:MOST_NAMED],
+                problems=problems[:MOST_DATA],
             )
 
 
@@ -162,7 +164,7 @@ def _named(
         code,
         subject.entry,
         f"{adapter.repo.where(adapter.path)}: was trained on {told}, as it says; the base is {pinned}{more}",
-        place=place_of(subject, base.repo),
+        place=pin_of(subject.entry, base.repo).place,
         fix=f"pin the base that it names, {told}, or an adapter for this one",
         named={"repo": named.repo, "revision": named.revision},
         pinned={"repo": base.repo.repo, "revision": base.repo.revision},
@@ -172,14 +174,10 @@ def _named(
 
 def _base_pin(adapter: AdapterPlace, base: BaseFiles) -> Pin | None:
     """The base that an adapter names, where that is a repo of the Hub and is not what is pinned."""
-    try:
-        description = find_adapter(adapter.repo, adapter.path).description
-    except (BrokenInput, NotHere) as error:
-        pass_on(error)
+    files = _files_of(adapter)
+    if files is None or not isinstance(files.description, PeftConfig):
         return None
-    if not isinstance(description, PeftConfig):
-        return None
-    name, revision = description.base_model_name_or_path, description.revision
+    name, revision = files.description.base_model_name_or_path, files.description.revision
     if not isinstance(name, str) or repo_id_problem(name):  # a folder of whoever trained it tells nothing
         return None
     commit = revision if isinstance(revision, str) and _COMMIT.fullmatch(revision) else None
@@ -213,11 +211,11 @@ def _changed(subject: Subject, base: BaseFiles) -> Iterator[Finding]:
     yield found(
         "base-bytes-differ",
         subject.entry,
-        f"{base.where}: the bytes of {len(shards)} of {counted(len(base.checkpoint.shards), 'shard')} ({some(shards)}) "
-        f"are not those of {before.where}, with the same tensors; the adapters are still those for the base before",
-        place=place_of(subject, base.repo),
+        f"{base.where}: the bytes of {len(shards)} of {counted(len(base.checkpoint.shards), 'shard')} "
+        f"({named(shards)}) are not those of {before.where}, with the same tensors; the adapters are still those for the base before",
+        place=pin_of(subject.entry, base.repo).place,
         fix="ask whoever publishes the base what changed; or keep its pin",
-        shards=shards[:MOST_NAMED],
+        shards=shards[:MOST_DATA],
         before=before.repo.revision,
         adapters=sorted(kept),
     )
@@ -226,11 +224,17 @@ def _changed(subject: Subject, base: BaseFiles) -> Iterator[Finding]:
 def _adapter_digests(subject: Subject) -> set[str]:
     digests = set()
     for adapter in subject.adapters:
-        try:
-            weights = find_adapter(adapter.repo, adapter.path).weights
-        except (BrokenInput, NotHere) as error:
-            pass_on(error)
-            continue
-        if digest := listed_digest(adapter.repo, weights):
+        files = _files_of(adapter)
+        if files is not None and (digest := listed_digest(adapter.repo, files.weights)):
             digests.add(digest)
     return digests
+
+
+def _files_of(adapter: AdapterPlace) -> Found | None:
+    """The files of an adapter; None where they cannot be read: other checks say why."""
+    try:
+        return find_adapter(adapter.repo, adapter.path)
+    except OverlayError as error:
+        if not is_broken(error):
+            raise
+        return None

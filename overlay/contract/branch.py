@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from overlay.contract.base_files import config_of, pass_on, read_base
+from overlay.contract.base_files import config_of, facts_of, read_base, words_of
 from overlay.contract.finding import found
-from overlay.errors import BrokenInput, NotHere
-from overlay.formats.adapters.model import MOST_NAMED
+from overlay.contract.reading import MOST_DATA, is_broken, named, shown
+from overlay.errors import NotHere, OverlayError
 from overlay.formats.vdn import linear_branch_shapes, read_linear_branch
-from overlay.formats.wording import counted, some
+from overlay.formats.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,11 +35,8 @@ def check_branch(subject: Subject) -> Iterator[Finding]:
     yield from _config(subject, f"{subject.branch.rpartition('/')[0]}/config.json")
     try:
         header = subject.source.header(subject.branch)
-    except BrokenInput as error:
-        yield _broken(subject, error)
-        return
-    except NotHere as error:
-        pass_on(error)
+    except OverlayError as error:
+        yield from _unreadable(subject, error)
         return
     base = read_base(subject)
     if base is not None:
@@ -49,10 +46,8 @@ def check_branch(subject: Subject) -> Iterator[Finding]:
 def _config(subject: Subject, path: str) -> Iterator[Finding]:
     try:
         read_linear_branch(subject.source, path)
-    except BrokenInput as error:
-        yield _broken(subject, error)
-    except NotHere as error:
-        pass_on(error)
+    except OverlayError as error:
+        yield from _unreadable(subject, error)
 
 
 def _tensors(subject: Subject, path: str, header: Header, base: BaseFiles) -> Iterator[Finding]:
@@ -71,22 +66,22 @@ def _tensors(subject: Subject, path: str, header: Header, base: BaseFiles) -> It
             "branch-keys-collide",
             subject,
             f"{where}: {counted(len(collide), 'tensor')} by a name that the base, or what is made for it, has too: "
-            f"{some(collide)}",
-            tensors=collide[:MOST_NAMED],
+            f"{named(collide)}",
+            tensors=collide[:MOST_DATA],
             count=len(collide),
         )
     unknown = sorted(header.tensors.keys() - known.keys() - set(collide))
     missing = sorted(known.keys() - header.tensors.keys())
     if unknown or missing:
-        said = [f"{counted(len(unknown), 'tensor')} that no runtime knows ({some(unknown)})"] if unknown else []
-        said += [f"no {some(missing)}"] if missing else []
+        said = [f"{counted(len(unknown), 'tensor')} that no runtime knows ({named(unknown)})"] if unknown else []
+        said += [f"no {named(missing)}"] if missing else []
         yield _found(
             "branch-keys-unknown",
             subject,
             f"{where}: has {' and '.join(said)}; expected {len(names)} tensors for each of the base's "
             f"{counted(len(blocks), 'block')}, and there are {len(header.tensors)}",
-            unknown=unknown[:MOST_NAMED],
-            missing=missing[:MOST_NAMED],
+            unknown=unknown[:MOST_DATA],
+            missing=missing[:MOST_DATA],
             num_unknown=len(unknown),
             num_missing=len(missing),
         )
@@ -98,26 +93,23 @@ def _shapes(subject: Subject, where: str, header: Header, expected: Mapping[str,
     wrong = sorted(name for name, info in header.tensors.items() if info.shape != expected.get(name, info.shape))
     if wrong:
         first = wrong[0]
-        others = f"; so it is for {len(wrong)} tensors, also for {some(wrong[1:])}" if len(wrong) > 1 else ""
+        others = f"; so it is for {len(wrong)} tensors, also for {named(wrong[1:])}" if len(wrong) > 1 else ""
         yield _found(
             "branch-broken",
             subject,
-            f"{where}: {first} has shape {list(header.tensors[first].shape)}; by the base's config.json expected "
-            f"{list(expected[first])}{others}",
-            tensors=wrong[:MOST_NAMED],
+            f"{where}: {shown(first)} has shape {list(header.tensors[first].shape)}; by the base's config.json "
+            f"expected {list(expected[first])}{others}",
+            tensors=wrong[:MOST_DATA],
             count=len(wrong),
         )
 
 
-def _broken(subject: Subject, error: BrokenInput) -> Finding:
-    return found(
-        "branch-broken",
-        subject.entry,
-        error.message,
-        place=subject.entry.source.place,
-        fix=error.hint,
-        error={"code": error.code, **error.data},
-    )
+def _unreadable(subject: Subject, error: OverlayError) -> Iterator[Finding]:
+    if not is_broken(error):
+        raise error
+    if not isinstance(error, NotHere):
+        place = subject.entry.source.place
+        yield found("branch-broken", subject.entry, words_of(error), place=place, fix=error.hint, error=facts_of(error))
 
 
 def _found(code: str, subject: Subject, message: str, **data: Any) -> Finding:
