@@ -78,7 +78,7 @@ def _refusal(
     num_tensors = sum(len(item.tensors) for item in deviating)
     counts = ([counted(num_tensors, "tensor")] if num_tensors else []) + [counted(len(deviating), "file")]
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    again = ", the ordered kernel gives the same answer" if rebuilt else ""
+    again = ", also when built again by the ordered kernel" if rebuilt else ""
     other = job.cache.location_target(work.plan.location) or "DIR"
     hint = "the cache may not be written here, so nothing was kept to look at"
     if kept is not None:
