@@ -1,0 +1,303 @@
+"""The runner: what could not be read is told apart from what is bad, and every cause is said once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hub_server import HubServer
+from support.contracts import MODEL, codes, make_hub, next_source, subject_of
+from support.hubs import client_of
+from support.models import vdn_registry
+
+from overlay.contract import check as runner
+from overlay.contract.check import Report, check, check_model
+from overlay.contract.finding import found
+from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO
+from overlay.errors import BrokenInput, NotHere, Refused, TryAgain
+from overlay.fingerprint import DigestMemo
+from overlay.hub import Traffic, take_inventory
+from overlay.registry import load_registry, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import Subject
+    from overlay.demo.checkpoint import HubFolder
+    from overlay.hub import Inventory
+    from overlay.registry import Resolution
+    from overlay.registry.lock import LockedModel
+
+pytestmark = pytest.mark.no_torch
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> HubFolder:
+    """Repos that fit together; read them, never write into them."""
+    return make_hub(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture
+def server(hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub that has them, and the client turned there."""
+    with HubServer(hub.root) as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        yield server
+
+
+def online(hub: HubFolder, folder: Path, *, offline: bool = False, before: HubFolder | None = None) -> Report:
+    """The report on a hub's revisions, opened as the command line does."""
+
+    def resolution(pins: HubFolder) -> Resolution:
+        return resolve(MODEL, load_registry(vdn_registry(folder, pins), environ={}))
+
+    def take(resolution: Resolution, _locked: LockedModel | None) -> Inventory:
+        memo = DigestMemo(None, write=False)
+        return take_inventory(resolution, hub=None, offline=offline, memo=memo, allow_floating=True, traffic=Traffic())
+
+    return check_model(resolution(hub), take, before=(resolution(before), None) if before else None)
+
+
+def only(report: Report, *ignored: str) -> list[str]:
+    """Codes without those that every unlocked entry has."""
+    return [code for code in codes(report.findings) if code not in ("lock-missing", *ignored)]
+
+
+def test_what_fits_together_passes(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """A sound entry passes, and it is said what was compared."""
+    report = online(hub, tmp_path)
+
+    assert (report.status, only(report), report.trouble, report.cost) == ("passed", [], None, None)
+    assert str(report.compared) == "32 pairs, 2 specs, 2 shards"
+
+
+@pytest.mark.parametrize("repo", [SOURCE_REPO, OVERLAY_REPO, NEEDS_REPO])
+def test_gated_is_skipped(hub: HubFolder, server: HubServer, tmp_path: Path, repo: str) -> None:
+    """A gated repo is no failure; the finding stands at its pin and says how to get in."""
+    server.gated = frozenset([repo])
+    report = online(hub, tmp_path)
+
+    assert report.status == "skipped"
+    [finding] = report.findings
+    assert (finding.code, finding.severity, finding.data["repo"]) == ("skipped", "note", repo)
+    assert finding.fix is not None
+    assert "accept the terms" in finding.fix
+    entry = load_registry(vdn_registry(tmp_path, hub), environ={}).entries[MODEL]
+    assert finding.place == next(pin.place for pin in entry.pins if pin.repo == repo)
+
+
+def test_files_of_a_gated_repo_whose_listing_is_open_are_skipped_once(
+    hub: HubFolder, server: HubServer, tmp_path: Path
+) -> None:
+    """As on the real Hub: all may list it, and nobody may read it. Many checks meet that; it is said once."""
+    server.fault(path=f"/{SOURCE_REPO}/resolve/*", status=403, code="GatedRepo", message="restricted")
+    report = online(hub, tmp_path)
+
+    assert report.status == "skipped"
+    assert only(report) == ["skipped"]
+
+
+def test_a_repo_that_wants_a_token_is_skipped(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """Without a token nobody can tell a private repo from none."""
+    server.token = "hf_secret"  # noqa: S105  # of a test
+    assert only(online(hub, tmp_path)) == ["skipped"]
+
+
+def test_a_repo_that_is_not_there_is_skipped_without_a_token_only(
+    hub: HubFolder, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a token that may see everything it is gone."""
+    server.fault(path=f"/api/models/{SOURCE_REPO}/*", status=404, code="RepoNotFound")
+    assert online(hub, tmp_path).status == "skipped"
+    monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    report = online(hub, tmp_path)
+    assert (report.status, only(report)) == ("failed", ["vanished"])
+
+
+def test_a_rejected_token_is_unknown(
+    hub: HubFolder, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An expired token says nothing of the contract; it is neither skipped nor failed."""
+    server.token = "hf_secret"  # noqa: S105  # of a test
+    monkeypatch.setenv("HF_TOKEN", "hf_old")
+    report = online(hub, tmp_path)
+
+    assert report.status == "unknown"
+    assert isinstance(report.trouble, Refused)
+    assert report.trouble.code == "token-rejected"
+
+
+def test_a_commit_that_is_gone_has_vanished(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """The pin is named, at its line."""
+    server.fault(path=f"/api/models/{SOURCE_REPO}/tree/*", status=404, code="RevisionNotFound")
+    report = online(hub, tmp_path)
+
+    assert (report.status, only(report)) == ("failed", ["vanished"])
+    assert report.findings[0].place.line == 4
+    assert hub.source in report.findings[0].message
+
+
+def test_a_commit_that_only_the_cache_has_is_checked_and_has_vanished(
+    hub: HubFolder, server: HubServer, tmp_path: Path
+) -> None:
+    """What is cached is used, as a build would; that the Hub has lost it is an error all the same."""
+    online(hub, tmp_path)  # brings small files
+    for tree in (tmp_path / "hf/hub").glob(f"models--{SOURCE_REPO.replace('/', '--')}/trees/*"):
+        tree.unlink()
+    server.fault(path=f"/api/models/{SOURCE_REPO}/tree/*", status=404, code="RevisionNotFound")
+    report = online(hub, tmp_path)
+
+    assert report.status == "failed"
+    assert only(report).count("vanished") == 1
+
+
+@pytest.mark.parametrize("path", ["/api/*", "*/resolve/*"])
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_hub_in_trouble_is_unknown(hub: HubFolder, server: HubServer, tmp_path: Path, path: str, status: int) -> None:
+    """A rate limit or an outage is never a failure, wherever it comes."""
+    server.fault(path=path, status=status)
+    report = online(hub, tmp_path)
+
+    assert report.status == "unknown"
+    assert isinstance(report.trouble, TryAgain)
+    assert only(report) == []
+
+
+def test_offline_without_a_cache_is_not_checked(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """No request is made; the status says that nothing is known."""
+    report = online(hub, tmp_path, offline=True)
+
+    assert (report.status, only(report)) == ("unknown", ["not-checked"])
+    assert isinstance(report.trouble, NotHere)
+    assert server.asked() == []
+
+
+def test_offline_with_a_cached_listing_tells_what_it_can(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """Headers were never kept, so the shards are not checked; nothing is bad."""
+    online(hub, tmp_path)
+    server.forget()
+    report = online(hub, tmp_path, offline=True)
+
+    assert (report.status, only(report)) == ("unknown", ["not-checked"])
+    assert server.asked() == []
+
+
+def test_a_former_revision_that_is_gone_is_no_obstacle(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """A pin that vanished is replaced by another: there is nothing to compare with, and the new one is checked."""
+    server.fault(path=f"*/tree/{'d' * 40}", status=404, code="RevisionNotFound")
+    report = online(hub, tmp_path, before=replace(hub, source="d" * 40))
+
+    assert (report.status, report.cost) == ("passed", None)
+
+
+# The plan at the end
+
+
+def test_what_no_check_explains_is_refused_by_the_plan(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever keeps the recipe from being carried out is an error with the code of its cause."""
+    monkeypatch.setattr(runner, "make_plan", raises(BrokenInput("somewhere: is odd", code="is-odd", hint="mend it")))
+    report = check(subject_of(hub, tmp_path))
+
+    [finding] = [finding for finding in report.findings if finding.code == "plan-refused"]
+    assert (report.status, finding.message, finding.fix) == ("failed", "somewhere: is odd", "mend it")
+    assert finding.data["error"]["code"] == "is-odd"
+
+
+def test_what_a_check_explains_the_plan_does_not_repeat(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One cause, one finding."""
+    monkeypatch.setattr(runner, "make_plan", raises(BrokenInput("somewhere: is odd", code="is-odd")))
+    finds(monkeypatch, lambda entry: found("file-missing", entry, "README is missing"))
+
+    assert only(check(subject_of(hub, tmp_path))) == ["file-missing"]
+
+
+def test_findings_about_the_lock_explain_no_refusal(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stale lock is an error, and says nothing of why a plan cannot be made."""
+    monkeypatch.setattr(runner, "make_plan", raises(BrokenInput("somewhere: is odd", code="is-odd")))
+    finds(monkeypatch, lambda entry: found("lock-stale", entry, "is old"))
+
+    assert set(only(check(subject_of(hub, tmp_path)))) == {"lock-stale", "plan-refused"}
+
+
+def test_a_check_that_lets_an_error_out_is_no_crash(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it found before that is kept, and the error is told."""
+
+    def failing(subject: Subject) -> Iterator[Finding]:
+        yield found("file-missing", subject.entry, "README is missing")
+        raise BrokenInput("a file: is odd", code="is-odd")
+
+    monkeypatch.setattr(runner, "CHECKS", (failing,))
+    assert only(check(subject_of(hub, tmp_path))) == ["file-missing", "plan-refused"]
+
+
+# Order and repetition
+
+
+def test_findings_are_said_once_and_in_the_order_of_the_file(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By place, the worst first; the same finding of two checks is one."""
+
+    def finding(subject: Subject) -> Iterator[Finding]:
+        entry = subject.entry
+        yield found("unpinned", entry, "b", place=entry.recipe.place)
+        yield found("file-missing", entry, "z", place=entry.recipe.place)
+        yield found("file-missing", entry, "a", place=entry.source.place)
+        yield found("cost", entry, "first", place=entry.place)
+
+    monkeypatch.setattr(runner, "CHECKS", (finding, finding))
+    report = check(subject_of(hub, tmp_path))
+
+    assert [finding.message for finding in report.findings] == ["first", "a", "z", "b"]
+
+
+def test_entries_of_the_overlays_own_python_have_no_plan(hub: HubFolder, tmp_path: Path) -> None:
+    """Their files and pins are checked; what only their script knows is not refused."""
+    text = f"""\
+schema_version: 1
+models:
+  {MODEL}:
+    source: {{revision: {hub.source}}}
+    overlay: {{repo: {OVERLAY_REPO}, revision: {hub.overlay}}}
+    needs: []
+    recipe: {{name: python}}
+"""
+    report = check(subject_of(hub, tmp_path, registry=text))
+
+    assert report.compared is None
+    assert "plan-refused" not in codes(report.findings)
+
+
+def test_a_comparison_of_folders_is_told_too(hub: HubFolder, tmp_path: Path) -> None:
+    """With a folder in the place of the Hub the cost is that of its content."""
+    own = make_hub(tmp_path)
+    before = subject_of(own, tmp_path)
+    report = check(subject_of(next_source(own, "nothing"), tmp_path, before=before))
+
+    [finding] = [finding for finding in report.findings if finding.code == "cost"]
+    assert finding.message == "the change costs 0 bytes (32 pairs, 2 specs, 2 shards compared)"
+    assert report.status == "passed"
+
+
+def raises(error: Exception) -> Callable[..., Any]:
+    """A function that raises."""
+
+    def refuse(*_args: Any, **_options: Any) -> Any:
+        raise error
+
+    return refuse
+
+
+def finds(monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Finding]) -> None:
+    """Let one check find one thing, and no other run."""
+    monkeypatch.setattr(runner, "CHECKS", (lambda subject: iter([make(subject.entry)]),))
