@@ -212,7 +212,8 @@ def _changed(subject: Subject, base: BaseFiles) -> Iterator[Finding]:
         "base-bytes-differ",
         subject.entry,
         f"{base.where}: the bytes of {len(shards)} of {counted(len(base.checkpoint.shards), 'shard')} "
-        f"({named(shards)}) are not those of {before.where}, with the same tensors; the adapters are still those for the base before",
+        f"({named(shards)}) are not those of {before.where}, with the same tensors; the "
+        f"adapters are still those for the base before",
         place=pin_of(subject.entry, base.repo).place,
         fix="ask whoever publishes the base what changed; or keep its pin",
         shards=shards[:MOST_DATA],
