@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from overlay.errors import CannotWrite, InvalidUsage
+from overlay.fingerprint import DigestMemo
 from overlay.hub.contents import Contents
 from overlay.hub.traffic import Traffic
 from overlay.materialization.inputs import hash_ahead
@@ -25,7 +26,6 @@ from overlay.registry.replace import replace_file
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from overlay.fingerprint import DigestMemo
     from overlay.materialization.request import Phase
 
 __all__ = ["LockedEntry", "Locking", "facts_of", "lock", "models_to_lock", "project_registry"]
@@ -177,12 +177,14 @@ def facts_of(
 
 
 def _stores(options: Options, *, write: bool) -> tuple[Contents, DigestMemo]:
-    """Where contents and digests are kept; a cache that cannot be written is done without."""
-    if write:
-        with suppress(CannotWrite):
+    """Where contents and digests are kept; a cache that cannot be used is done without."""
+    with suppress(CannotWrite):
+        if write:
             cache = open_cache(options, create=True)
             return Contents(cache.root.contents), open_memo(cache, write=True)
-    return Contents(None), open_memo(open_cache(options, create=False), write=False)
+    with suppress(CannotWrite):
+        return Contents(None), open_memo(open_cache(options, create=False), write=False)
+    return Contents(None), DigestMemo(None, write=False)
 
 
 def _cannot_be_locked(resolution: Resolution) -> str:
