@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Keeps one issue open while pinned repos are behind their heads, and closes it when none is.
+# Keeps one issue open while a pinned repo that moved needs attention, and closes it when none does.
 #
 # GITHUB_TOKEN      may write issues
 # OVERLAY_REGISTRY  the registry file, read by overlay itself

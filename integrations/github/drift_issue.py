@@ -45,7 +45,7 @@ def describe(report: str) -> str:
     fence = "~" * max([3, *(len(tildes) + 1 for tildes in re.findall("~+", shown))])
     return (
         f"{fence}text\n{shown}\n{fence}\n\n"
-        f"Found by [`overlay outdated`]({run}). The issue closes when every pin is at its head.\n"
+        f"Found by [`overlay outdated`]({run}). The issue closes when nothing needs attention.\n"
     )
 
 

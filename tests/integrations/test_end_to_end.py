@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.actions import OVERLAY_BIN, PROJECT, REPOSITORY, make_checkout, read_yaml, run_step
 from support.contracts import MODEL, make_hub, next_source
+from support.github_issues import TOKEN, Issues, serve
 
 from overlay.demo.registry import write_registry
 
@@ -36,7 +37,13 @@ class Project:
         self.checkout.git("push", "--quiet", "origin", "setup:main")
         self.base = self.checkout.git("rev-parse", "setup")
 
-    def step(self, command: str, *, pin: HubFolder | None = None, branch: str = BRANCH) -> Ran:
+    def head(self, source: HubFolder) -> None:
+        """Let the source's main be at this revision."""
+        main = source.source_folder.with_name("main")
+        main.unlink(missing_ok=True)
+        main.symlink_to(source.source)
+
+    def step(self, command: str, *, pin: HubFolder | None = None, branch: str = BRANCH, **environ: str) -> Ran:
         """Run a command of the action for a pull request, which moves the pins first where they are given."""
         git = self.checkout.git
         if pin is not None:
@@ -50,7 +57,8 @@ class Project:
             "head_ref": branch,
             "event": {"pull_request": {"head": head, "base": base}, "repository": {"default_branch": "main"}},
         }
-        return run_step(self.checkout, inputs={"command": command}, github=github, OVERLAY_HUB=str(self.hub.root))
+        inputs = {"command": command, "token": TOKEN}
+        return run_step(self.checkout, inputs=inputs, github=github, OVERLAY_HUB=str(self.hub.root), **environ)
 
 
 @pytest.fixture
@@ -115,6 +123,31 @@ def test_unusable_registry(project: Project) -> None:
 
     assert ran.status == 2, ran.log
     assert "::error file=registry.yaml,line=3" in ran.log
+
+
+def test_drift(project: Project) -> None:
+    """The night after the source moved there is an issue with the advice; back at the head it is closed."""
+    bumped = next_source(project.hub, "a card")
+    (bumped.source_folder / "README.md").write_text("# Another card\n")
+    issues = Issues()
+    with serve(issues):
+        variables = {"GITHUB_API_URL": issues.url, "GITHUB_SERVER_URL": "https://github.example", "GITHUB_RUN_ID": "7"}
+        project.head(project.hub)
+        still = project.step("drift", **variables)
+        before = len(issues.issues)
+        project.head(bumped)
+        moved = project.step("drift", **variables)
+        (issue,) = issues.issues
+        body, state = issue["body"], issue["state"]
+        project.head(project.hub)
+        back = project.step("drift", **variables)
+
+    assert (still.status, before) == (0, 0), still.log
+    assert moved.status == 0, moved.log
+    assert state == "open"
+    assert f"overlay bump {MODEL} --source-to {bumped.source}" in body
+    assert back.status == 0, back.log
+    assert issue["state"] == "closed"
 
 
 def test_hook(project: Project) -> None:
