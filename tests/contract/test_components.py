@@ -1,0 +1,152 @@
+"""Components that the model index promises, and those that are carried from needs."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from support.contracts import MODEL, edit_json, make_hub, subject_of
+
+from overlay.contract.components import check_components
+from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from overlay.demo.checkpoint import HubFolder
+
+pytestmark = pytest.mark.no_torch
+
+OVERLAY_PIN, NEED_PIN = (5, 46), (7, 38)
+
+
+def promise(name: str) -> Callable[[HubFolder], None]:
+    """Let the model index name one more component."""
+    return lambda hub: edit_json(
+        hub.overlay_folder / "model_index.json", lambda it: it.update({name: ["lib", "Class"]})
+    )
+
+
+def bring(path: str) -> Callable[[HubFolder], None]:
+    """Let the overlay bring a component and promise it."""
+
+    def change(hub: HubFolder) -> None:
+        promise(path.partition("/")[0])(hub)
+        (hub.overlay_folder / path).parent.mkdir()
+        (hub.overlay_folder / path).write_text("{}")
+
+    return change
+
+
+def empty(component: str, pattern: str) -> Callable[[HubFolder], None]:
+    """Take files of a need's component out."""
+
+    def change(hub: HubFolder) -> None:
+        for path in (hub.needs_folder / component).glob(pattern):
+            path.unlink()
+
+    return change
+
+
+def removed(component: str) -> Callable[[HubFolder], None]:
+    """Take a need's component out."""
+    return lambda hub: shutil.rmtree(hub.needs_folder / component)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda _: None, id="published"),
+        pytest.param(bring("scheduler/scheduler_config.json"), id="brought-by-the-overlay"),
+        pytest.param(lambda hub: (hub.overlay_folder / "model_index.json").unlink(), id="no-index"),
+        pytest.param(lambda hub: (hub.overlay_folder / "model_index.json").write_text("{"), id="broken-index"),
+        pytest.param(empty("processor", "*.json"), id="a-processor-needs-no-weights"),
+    ],
+)
+def test_nothing_is_missing(tmp_path: Path, change: Callable[[HubFolder], None]) -> None:
+    """What is promised is made, carried or brought; an index that is broken is another finding."""
+    hub = make_hub(tmp_path)
+    change(hub)
+
+    assert [*check_components(subject_of(hub, tmp_path))] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "missing", "place"),
+    [
+        pytest.param(
+            promise("vocoder"),
+            "names components that recipe vdn-h3 does not make: vocoder; a server refuses a tree without them",
+            ["vocoder"],
+            OVERLAY_PIN,
+            id="promised-and-not-made",
+        ),
+        pytest.param(
+            removed("tokenizer"),
+            f"{NEEDS_REPO}@{NEEDS_REVISION[:12]} has no folder tokenizer; there is processor, text_encoder;"
+            " the entry takes tokenizer from it",
+            ["tokenizer"],
+            NEED_PIN,
+            id="carried-and-absent",
+        ),
+        pytest.param(
+            empty("text_encoder", "*.safetensors*"),
+            "has no weights in text_encoder; there is text_encoder/config.json, text_encoder/generation_config.json",
+            ["text_encoder"],
+            NEED_PIN,
+            id="carried-without-weights",
+        ),
+    ],
+)
+def test_a_component_is_missing(
+    tmp_path: Path, change: Callable[[HubFolder], None], said: str, missing: list[str], place: tuple[int, int]
+) -> None:
+    """At the pin of the repo that lacks it."""
+    hub = make_hub(tmp_path)
+    change(hub)
+
+    (finding,) = check_components(subject_of(hub, tmp_path))
+
+    assert finding.code == "component-missing"
+    assert finding.severities == {"overlay": "error", "sglang": "error"}
+    assert said in finding.message
+    assert finding.data["missing"] == missing
+    assert (finding.place.line, finding.place.column) == place
+    assert finding.fix
+
+
+@pytest.mark.parametrize(
+    ("mappings", "missing"),
+    [
+        ([{"type": "tree", "src": "h3-base", "dst_dir": "."}], ["video_vae"]),
+        ([{"type": "tree", "src": "h3-base/vae", "dst_dir": "video_vae"}], ["audio_vae", "transformer"]),
+        ([{"type": "glob", "src": "h3-base/**"}], ["audio_vae", "transformer", "video_vae"]),
+    ],
+)
+def test_what_mappings_make(tmp_path: Path, mappings: list[dict[str, str]], missing: list[str]) -> None:
+    """Their destinations are the components of the recipe of that name."""
+    hub = make_hub(tmp_path)
+
+    def edit(manifest: dict[str, object]) -> None:
+        del manifest["custom_materializer"]
+        manifest["file_mappings"] = mappings
+
+    edit_json(hub.overlay_folder / "_overlay" / "overlay_manifest.json", edit)
+    edit_json(
+        hub.overlay_folder / "model_index.json",
+        lambda it: [it.pop(name) for name in ("text_encoder", "tokenizer", "processor")],
+    )
+    text = f"""\
+schema_version: 1
+models:
+  {MODEL}:
+    source: {{revision: {hub.source}}}
+    overlay: {{repo: {OVERLAY_REPO}, revision: {hub.overlay}}}
+    recipe: {{name: mappings}}
+"""
+
+    (finding,) = check_components(subject_of(hub, tmp_path, registry=text))
+
+    assert finding.data["missing"] == missing
