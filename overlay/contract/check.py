@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Literal
 from overlay.contract.adapters import check_adapters
 from overlay.contract.bases import check_bases
 from overlay.contract.branch import check_branch
+from overlay.contract.components import check_components
 from overlay.contract.cost import Cost, compared, cost
 from overlay.contract.finding import SEVERITIES, Finding, found, worst
+from overlay.contract.location import check_location
 from overlay.contract.locked import lock_findings
+from overlay.contract.manifest import check_manifest
+from overlay.contract.pins import check_pins
 from overlay.contract.prefetch import prefetch
+from overlay.contract.reach import check_reach
+from overlay.contract.required import check_required
+from overlay.contract.shards import check_shards
+from overlay.contract.specs import check_specs
 from overlay.contract.subject import Subject
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain, Untrusted
 from overlay.fingerprint import bytes_digest
@@ -34,7 +42,19 @@ __all__ = ["CHECKS", "Report", "Status", "check", "check_model"]
 
 Status = Literal["passed", "failed", "skipped", "unknown"]
 
-CHECKS: tuple[Check, ...] = (check_adapters, check_branch, lock_findings)
+CHECKS: tuple[Check, ...] = (
+    check_pins,
+    check_manifest,
+    check_required,
+    check_reach,
+    check_components,
+    check_shards,
+    check_specs,
+    check_adapters,
+    check_branch,
+    check_location,
+    lock_findings,
+)
 """Every check that needs nothing but its subject; :func:`check_bases` is run beside them."""
 
 _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
