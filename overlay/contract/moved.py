@@ -47,25 +47,28 @@ UNCHANGED = Changes()
 def needed_files(subject: Subject) -> Mapping[str, AbstractSet[str]]:
     """By repo the paths that the model is made of, and that something requires by name, there or not.
 
-    Of an overlay these are all files that count; of the other repos likewise, where no plan can be made.
+    Of an overlay these are all files that count, and of the other repos likewise where only its own Python knows.
+    Where no plan can be made, what is required by name is all that is known.
 
     Raises:
         TryAgain: It cannot be told now.
     """
-    repos = subject.inventory.repos
-    overlay = subject.inventory.overlay
+    inventory = subject.inventory
+    repos, overlay = inventory.repos, inventory.overlay
+    if subject.entry.recipe.name == "python":
+        return {name: set(repo.paths()) for name, repo in repos.items()}
     needed: dict[str, set[str]] = {name: set() for name in repos}
-    try:
-        for item in make_plan(subject.inventory, digest=_stand_in).inputs():
-            needed[item.repo].add(item.path)
-        for one in requirements(subject):
-            needed[one.repo.repo].add(one.path)
-    except TryAgain:
-        raise
-    except OverlayError:
-        needed = {name: set(repo.paths()) for name, repo in repos.items()}
     if overlay is not None:
         needed[overlay.repo] = set(overlay.paths())
+    for one in requirements(subject):
+        needed[one.repo.repo].add(one.path)
+    try:
+        for item in make_plan(inventory, digest=_stand_in).inputs():
+            needed[item.repo].add(item.path)
+    except TryAgain:
+        raise
+    except OverlayError:  # the contract does not hold there, which is found by its checks
+        pass
     return needed
 
 

@@ -11,6 +11,7 @@ from overlay.errors import OverlayError, TryAgain
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.hub import Inventory, open_repo
+from overlay.registry import Pin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo
     from overlay.hub import Repo
     from overlay.hub.history import Histories
-    from overlay.registry import Entry, Pin, Resolution
+    from overlay.registry import Entry, Resolution
     from overlay.registry.lock import LockedModel
 
 __all__ = ["Pair", "Repos", "Search", "moved_to", "pins_of", "reason_of", "repinned", "search", "without_lock"]
@@ -64,6 +65,14 @@ class Repos:
         overlay = self._open(entry.overlay, metadata=True) if entry.overlay else None
         needs = {need.pin.repo: self._open(need.pin) for need in entry.needs}
         return Inventory(resolution, self._open(entry.source), overlay, needs)
+
+    def overlay(self, repo: str, commit: str) -> Repo:
+        """What counts of an overlay at a commit.
+
+        Raises:
+            OverlayError: As ``open_repo``.
+        """
+        return self._open(Pin(repo, commit), metadata=True)
 
     def _open(self, pin: Pin, *, metadata: bool = False) -> Repo:
         key = pin.repo, pin.revision, metadata
@@ -116,23 +125,21 @@ def moved_to(resolution: Resolution, pair: Pair) -> Resolution:
     return replace(resolution, entry=moved, notes=())
 
 
-def search(resolution: Resolution, repos: Repos, *, source: str | None = None, overlay: str | None = None) -> Search:
+def search(resolution: Resolution, repos: Repos) -> Search:
     """Go back from the heads for the newest pair whose contract holds; needs stay at their pins.
 
     Pairs are tried by how many commits they are behind the heads, both together; never older than the pins.
 
     Args:
         repos: Opens them.
-        source: The only commit of the source that counts; None for all between pin and head.
-        overlay: Likewise of the overlay.
 
     Raises:
         TryAgain: It cannot be told now.
         OverlayError: As ``Histories.commits``.
     """
     entry, pins = resolution.entry, pins_of(resolution.entry)
-    sources, all_sources = _candidates(entry.source, source, repos)
-    overlays, all_overlays = _candidates(entry.overlay, overlay, repos) if entry.overlay else ((None,), True)
+    sources, all_sources = _candidates(entry.source, repos)
+    overlays, all_overlays = _candidates(entry.overlay, repos) if entry.overlay else ((None,), True)
     places = sorted(product(range(len(sources)), range(len(overlays))), key=lambda place: (sum(place), place))
     before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
     newest: Report | None = None
@@ -181,10 +188,8 @@ def repinned(pin: Pin, commit: str | None) -> Pin:
     return pin if commit in (None, pin.revision) else replace(pin, revision=commit, floating=None)
 
 
-def _candidates(pin: Pin, named: str | None, repos: Repos) -> tuple[tuple[str | None, ...], bool]:
+def _candidates(pin: Pin, repos: Repos) -> tuple[tuple[str | None, ...], bool]:
     """Commits from the head back to the pin, newest first, and whether that is all of them."""
-    if named is not None:
-        return (named,), True
     histories = repos.histories
     head = histories.head(pin.repo)
     if head == pin.revision:

@@ -1,0 +1,138 @@
+"""What the commands share that look upstream, and those that change the registry of a project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from overlay.cli._errors import ErrorReport
+from overlay.cli._output import Role, style
+from overlay.cli._progress import phases
+from overlay.contract.render import finding_lines
+from overlay.contract.search import Repos
+from overlay.errors import InvalidUsage, OverlayError
+from overlay.hub.history import Histories
+from overlay.hub.traffic import Traffic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from overlay.cli._options import Common
+    from overlay.contract.check import Report
+    from overlay.registry import Registry, Resolution
+
+__all__ = [
+    "change_registry",
+    "entries_of",
+    "findings_text",
+    "reported",
+    "resolution_of",
+    "trouble_text",
+    "upstream",
+    "usage",
+    "write_lock",
+]
+
+_ROLES: dict[str, Role] = {"error": "bad", "warning": "warn", "note": "dim"}
+
+
+def upstream(common: Common) -> Repos:
+    """The repos of the Hub, or of the folder in its place, and their histories; what is fetched is counted."""
+    from overlay.materialization.request import open_cache, open_memo
+
+    memo = open_memo(open_cache(common.options(), create=False), write=False)
+    histories = Histories(common.hub, common.offline, Traffic())
+    return Repos(common.hub, common.offline, memo, histories)
+
+
+def entries_of(registry: Registry) -> tuple[str, ...]:
+    """The models that the registry file in force itself speaks of."""
+    return tuple(model for model, entry in registry.entries.items() if entry.place.file == registry.path)
+
+
+def resolution_of(model: str, registry: Registry) -> Resolution:
+    """What a model of the registry stands for; folders and paths have no pins to look after.
+
+    Raises:
+        InvalidUsage: There is no such model.
+    """
+    from overlay.registry import resolve
+
+    resolution = resolve(model, registry)
+    if model not in registry.entries:
+        raise InvalidUsage(
+            f"{model}: is a folder; expected a model of {registry.path}",
+            code="not-a-model",
+            hint=f"name the model: {resolution.model}",
+            model=resolution.model,
+        )
+    return resolution
+
+
+def change_registry(registry: Registry, change: Callable[[bytes, str], bytes]) -> None:
+    """Change the registry file in one step.
+
+    Args:
+        change: Gives the new content, from the old one and the file's name for messages.
+
+    Raises:
+        InvalidRegistry: As ``registry.edit``; the file is as it was.
+        CheckFailed: Somebody else changed it meanwhile.
+        CannotWrite: The system refuses.
+    """
+    from overlay.registry.replace import replace_file
+
+    path = Path(registry.path)
+    before = path.read_bytes()
+    replace_file(path, before, change(before, registry.path))
+
+
+def write_lock(common: Common, registry: Registry, models: Sequence[str]) -> str | None:
+    """Lock models whose entries were changed; the lock's path, or None where none of them can be locked.
+
+    The registry is written before its lock: where this ends in between, ``overlay check`` finds the lock stale, and
+    ``overlay lock`` makes it anew.
+    """
+    from overlay.materialization.lock import lock
+    from overlay.registry import load_registry
+
+    entries = load_registry(Path(registry.path)).entries
+    pinned = []
+    for model in models:
+        floating = [f"{pin.repo} floats" for pin in entries[model].pins if pin.revision is None]
+        if floating:
+            common.output.remark(f"{model} is not locked: {', '.join(floating)}")
+        else:
+            pinned.append(model)
+    if not pinned:
+        return None
+    try:
+        return str(lock(pinned, common.options(), phase=phases(common.output)).path)
+    except OverlayError:
+        command = common.command("lock", *pinned)
+        common.output.remark(f"{registry.path} is written, its lock is not; once this is mended: {command}")
+        raise
+
+
+def reported(error: OverlayError) -> ErrorReport:
+    """An error as part of a document."""
+    return ErrorReport(error.code, error.message, error.hint, error.exit_status, error.data)
+
+
+def trouble_text(trouble: ErrorReport) -> Iterator[str]:
+    """What could not be told, and what may help."""
+    yield f"  not told[{trouble.code}]: {trouble.message}"
+    if trouble.hint:
+        yield f"    hint: {trouble.hint}"
+
+
+def findings_text(report: Report) -> Iterator[str]:
+    """The findings of a report, but the cost, which is said by itself."""
+    for finding in report.findings:
+        if finding.code != "cost":
+            yield from finding_lines(finding, style(finding.severity, _ROLES[finding.severity]))
+
+
+def usage(message: str, command: str) -> NoReturn:
+    """Refuse options that do not go together."""
+    raise InvalidUsage(message, code="usage", hint=f"overlay {command} --help")

@@ -1,0 +1,101 @@
+"""The entry for a model that is added: what its overlay says of itself, and what is known of the model already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from overlay.contract.facts import sha256_of
+from overlay.contract.scripts import KNOWN
+from overlay.formats.manifest import read_manifest
+from overlay.planning.location import overlay_identity
+from overlay.planning.vdn_h3 import STAGES
+from overlay.registry import Entry, Need, Pin, Recipe
+from overlay.registry.entries import NOWHERE
+from overlay.registry.merge import VDN_H3_COMPONENTS
+
+if TYPE_CHECKING:
+    from overlay.hub import Repo
+
+__all__ = ["Guess", "entry_fields", "guess_recipe"]
+
+VDN_H3_NEEDS = "MiniMaxAI/MiniMax-H3"
+"""Where the published script takes the text encoder from, which the recipe repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """The recipe of a new entry, and why it is that one.
+
+    Attributes:
+        needs: Repos and components that it takes, each without a commit.
+    """
+
+    recipe: dict[str, Any]
+    needs: tuple[tuple[str, tuple[str, ...]], ...]
+    why: str
+
+
+def guess_recipe(overlay: Repo | None, known: Entry | None, name: str | None, stage: str | None) -> Guess:
+    """The recipe that was asked for, else the one that is known for the model, else what the overlay's script tells.
+
+    Args:
+        overlay: Its metadata files; None for a ``lora`` without one.
+        known: The entry of this model in the registry below.
+        name: The recipe that was asked for.
+        stage: Stage of a ``vdn-h3``; None for that of the published overlay.
+
+    Raises:
+        OverlayError: The manifest cannot be used.
+    """
+    if known is not None and name in (None, known.recipe.name) and not stage:
+        recipe = {"name": known.recipe.name, **known.recipe.options}
+        needs = tuple((need.pin.repo, need.components) for need in known.needs)
+        return Guess(recipe, needs, "as the registry that ships with this program has it")
+    why = "as asked for"
+    if name is None:
+        name, why = _by_script(overlay)
+    if name == "vdn-h3":
+        recipe = {"name": name, "stage": stage or next(iter(STAGES))}
+        return Guess(recipe, ((VDN_H3_NEEDS, VDN_H3_COMPONENTS),), why)
+    return Guess({"name": name}, (), why)
+
+
+def _by_script(overlay: Repo | None) -> tuple[str, str]:
+    if overlay is None:
+        return "lora", "there is no overlay"
+    script = read_manifest(overlay).custom_materializer
+    if script is None:
+        return "mappings", "the overlay has a manifest and no script"
+    if script in overlay.paths() and (known := KNOWN.get(sha256_of(overlay, script))):
+        return known.recipe, f"the overlay's script is {known.said}, which this recipe repeats"
+    return "python", f"the overlay is built by its own {script}, which no recipe repeats"
+
+
+def entry_fields(
+    model: str, source: str, overlay: Repo | None, needs: tuple[Need, ...], recipe: dict[str, Any]
+) -> dict[str, Any]:
+    """An entry as a registry file has it; with the fingerprint of the overlay's files.
+
+    Args:
+        source: Commit of the source.
+        overlay: At its commit.
+        needs: Each at its commit.
+        recipe: Name and options.
+    """
+    fields: dict[str, Any] = {"source": {"revision": source}}
+    if overlay is not None:
+        pin = Pin(overlay.repo, overlay.revision)
+        entry = Entry(model, Pin(model, source), pin, None, needs, Recipe(recipe["name"], recipe), NOWHERE)
+        identity = overlay_identity(entry, overlay, read_manifest(overlay))
+        fingerprint = identity.overlay_fingerprint
+        fields["overlay"] = {"repo": pin.repo, "revision": pin.revision, "fingerprint": fingerprint}
+        if identity.materializer_version != "v1":
+            fields["overlay"]["materializer_version"] = identity.materializer_version
+    if needs:
+        fields["needs"] = [
+            {"repo": need.pin.repo, "revision": need.pin.revision}
+            | ({"components": list(need.components)} if need.components else {})
+            for need in needs
+        ]
+    return fields | {"recipe": recipe}
