@@ -36,7 +36,7 @@ def _present(subject: Subject) -> Iterator[Finding]:
     fix = f"overlay lock {entry.model}"
     if locked is None:
         if all(pin.revision is not None for pin in entry.pins):  # else it cannot be locked, which is said of the pin
-            yield found("lock-missing", entry, f"{entry.model} is not in the lock", fix=fix)
+            yield found("lock-missing", entry, "not in the lock, so nothing says what its commits held", fix=fix)
         return
     differences = locked.differences(entry)
     if differences:
@@ -44,7 +44,7 @@ def _present(subject: Subject) -> Iterator[Finding]:
         yield found(
             "lock-stale",
             entry,
-            f"the lock of {entry.model} was made for another entry: {'; '.join(differences)}",
+            f"the lock was made for another entry: {'; '.join(differences)}",
             place=changed[0].place if changed else entry.recipe.place if not _same_recipe(subject) else None,
             fix=fix,
             differences=list(differences),

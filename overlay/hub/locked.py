@@ -118,6 +118,7 @@ class LockedRepo:
             f"{self.name}: the lock knows {', '.join(paths)} by digest alone; the content is not on this host",
             code="not-cached",
             hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset), or: overlay lock",
+            repo=self.repo,
             missing=list(paths),
         )
 
@@ -136,6 +137,7 @@ def locked_inventory(resolution: Resolution, locked: LockedModel, contents: Cont
             code="not-cached",
             hint=f"overlay lock {entry.model}",
             model=entry.model,
+            repo=missing[0].repo,
             repos=[pin.repo for pin in missing],
         )
 
