@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from overlay.formats.header import TensorInfo
 
-__all__ = ["FLOATS", "VDN_RENAME", "Base", "Landing", "close_names", "pattern_unmatched"]
+__all__ = ["FLOATS", "VDN_RENAME", "Base", "Endings", "Landing", "close_names", "pattern_unmatched"]
 
 _MOST_COMPARED = 5000
 _LONGEST_NAME = 300
@@ -166,6 +166,29 @@ class Base:
             if not name.startswith(start):
                 return
             if _QUANTISED.fullmatch(name.removeprefix(start)):
+                yield name
+
+
+class Endings:
+    """Finds, of many ends of names, those that a name has, whole or from a dot on, in a time for one, not for each.
+
+    Args:
+        ends: Such as ``attn.to_q``, which ``blocks.0.attn.to_q`` ends in, and ``cross_attn.to_q`` does not.
+    """
+
+    def __init__(self, ends: Iterable[str]) -> None:
+        self._ends = frozenset(ends)
+        self._lengths = sorted({len(end) for end in self._ends})
+
+    def of(self, name: str) -> Iterator[str]:
+        """The ends of this name, the shortest first."""
+        for length in self._lengths:
+            if length < len(name):
+                if name[-length - 1] == "." and (end := name[-length:]) in self._ends:
+                    yield end
+            elif length > len(name):
+                return
+            elif name in self._ends:
                 yield name
 
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from overlay.errors import BrokenInput
-from overlay.formats.adapters.match import close_names, pattern_unmatched
+from overlay.formats.adapters.match import Endings, close_names, pattern_unmatched
 from overlay.formats.adapters.model import MOST_NAMED, Scaling
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from overlay.formats.adapters.match import Base, Landing
 
 __all__ = ["Alpha", "OpenVDNSpec", "Rank"]
 
+_MOST_WILDCARDS = 200
+
 Rank = Annotated[int, Field(strict=True, gt=0, le=2**20)]
 Alpha = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+def _check_wildcards(targets: list[str]) -> list[str]:
+    """Each wildcard is tried on each module, and two in one level in as many ways as it is long."""
+    wild = [target for target in targets if "*" in target]
+    if len(wild) > _MOST_WILDCARDS:
+        raise ValueError(f"{len(wild)} targets have a *; expected at most {_MOST_WILDCARDS}")
+    for target in wild:
+        if any(level.count("*") > 1 for level in target.split(".")):
+            raise ValueError(f"{target[:200]!r} has more than one * between two dots")
+    return targets
 
 
 class _Config(BaseModel):
@@ -27,7 +40,7 @@ class _Config(BaseModel):
 
     rank: Rank
     alpha: Alpha
-    targets: Annotated[list[StrictStr], Field(min_length=1)]
+    targets: Annotated[list[StrictStr], Field(min_length=1), AfterValidator(_check_wildcards)]
     rank_pattern: dict[StrictStr, Rank] = {}
     alpha_pattern: dict[StrictStr, Alpha] = {}
     exact_targets: StrictBool = False
@@ -61,17 +74,12 @@ class OpenVDNSpec(BaseModel):
         Raises:
             BrokenInput: A target that matches no module.
         """
-        found: set[str] = set()
-        missing: list[str] = []
-        for target in self.config.targets:
-            if self.config.exact_targets:
-                landing = base.find(target, where)
-                hits = {landing.module} if landing else set()
-            else:
-                hits = _suffix_hits(target, base, names)
-            found |= hits
-            if not hits:
-                missing.append(target)
+        if self.config.exact_targets:
+            landings = {target: base.find(target, where) for target in self.config.targets}
+            hits = {target: {landing.module} for target, landing in landings.items() if landing}
+        else:
+            hits = _suffix_hits(self.config.targets, base, names)
+        missing = [target for target in self.config.targets if target not in hits]
         if missing:
             raise BrokenInput(
                 f"{where}: {len(missing)} of {len(self.config.targets)} targets match no module of the base: "
@@ -82,7 +90,7 @@ class OpenVDNSpec(BaseModel):
                 targets=missing[:MOST_NAMED],
                 count=len(missing),
             )
-        return found
+        return set().union(*hits.values())
 
     def scaling(self, landings: Mapping[str, Landing], base: Base, where: str) -> dict[str, Scaling]:
         """Rank and alpha of every module that has a pair; pattern entries are looked up under both of its names.
@@ -101,12 +109,22 @@ class OpenVDNSpec(BaseModel):
         return scalings
 
 
-def _suffix_hits(target: str, base: Base, names: Mapping[str, str]) -> set[str]:
-    """Modules whose name ends in the target: the name in the adapter's model, or the base's without wrapper levels."""
-    as_trained, plain = _suffix(target), _suffix(base.unwrapped(target))
-    if any(name != module for module, name in names.items()):
-        return {module for module, name in names.items() if as_trained.fullmatch(name) or as_trained.fullmatch(module)}
-    return {module for module in names if plain.fullmatch(module)}
+def _suffix_hits(targets: Iterable[str], base: Base, names: Mapping[str, str]) -> dict[str, set[str]]:
+    """Modules whose name ends in a target: the name in the adapter's model, or the base's without wrapper levels."""
+    wrapped = any(name != module for module, name in names.items())
+    ends = {target: target if wrapped else base.unwrapped(target) for target in targets}
+    plain: dict[str, list[str]] = {}
+    for target, end in ends.items():
+        plain.setdefault(end, []).append(target)
+    globs = {target: _suffix(end) for target, end in ends.items() if "*" in end}
+    endings, hits = Endings(plain), dict[str, set[str]]()
+    for module, name in names.items():
+        for spelled in {name, module}:
+            found = [target for end in endings.of(spelled) for target in plain[end]]
+            found += [target for target, pattern in globs.items() if pattern.fullmatch(spelled)]
+            for target in found:
+                hits.setdefault(target, set()).add(module)
+    return hits
 
 
 def _suffix(target: str) -> re.Pattern[str]:

@@ -7,12 +7,13 @@ is at its no-effect default. Matching follows PEFT's ``get_pattern_key`` and ``c
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from overlay.errors import BrokenInput
-from overlay.formats.adapters.match import close_names, pattern_unmatched
+from overlay.formats.adapters.match import Endings, close_names, pattern_unmatched
 from overlay.formats.adapters.model import Scaling
 from overlay.formats.adapters.openvdn import Alpha, Rank  # noqa: TC001  # pydantic reads the annotations
 
@@ -27,6 +28,9 @@ _ALL_LINEAR = "all-linear"
 
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, CorDA, …) may have changed them.
 _HARMLESS_INITS = (True, False, None, "gaussian", "orthogonal")
+
+_MOST_MATCHES = 2 * 10**7
+"""Pattern entries times pairs: each is tried on each."""
 
 _NO_EFFECT: tuple[Any, ...] = (None, False, [], {})
 
@@ -62,8 +66,8 @@ class PeftConfig(BaseModel):
     use_rslora: StrictBool = False
     target_modules: list[StrictStr] | StrictStr
     exclude_modules: list[StrictStr] | StrictStr | None = None
-    layers_to_transform: list[StrictInt] | StrictInt | None = None
-    layers_pattern: list[StrictStr] | StrictStr | None = None
+    layers_to_transform: Annotated[list[StrictInt], Field(max_length=2000)] | StrictInt | None = None
+    layers_pattern: Annotated[list[StrictStr], Field(max_length=20)] | StrictStr | None = None
     rank_pattern: dict[StrictStr, Rank] | None = None
     alpha_pattern: dict[StrictStr, Alpha] | None = None
     # Where the adapter comes from, and how it was trained: the saved pairs are what they are.
@@ -151,7 +155,12 @@ class PeftConfig(BaseModel):
         Raises:
             BrokenInput: Nothing matches.
         """
-        found = {module for module, name in names.items() if self._targets(name, len(base.modules[module].shape))}
+        ends, excluded = self._endings()
+        found = {
+            module
+            for module, name in names.items()
+            if self._targets(name, len(base.modules[module].shape), ends, excluded)
+        }
         if not found:
             targets = self.target_modules if isinstance(self.target_modules, list) else [self.target_modules]
             raise BrokenInput(
@@ -172,6 +181,15 @@ class PeftConfig(BaseModel):
         ranks, alphas = self.rank_pattern or {}, self.alpha_pattern or {}
         names = [landing.name for landing in landings.values()]
         for field, patterns in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
+            if len(patterns) * len(names) > _MOST_MATCHES:
+                raise BrokenInput(
+                    f"{where}: {field} has {len(patterns)} entries for {len(names)} LoRA pairs; expected fewer: "
+                    f"each is tried on each",
+                    code="adapter-spec-invalid",
+                    hint="no adapter that is used has as many; is this the config of these weights?",
+                    where=where,
+                    field=field,
+                )
             unmatched = [key for key in patterns if not any(_matches(key, name) for name in names)]
             if unmatched:
                 hint = "keys of a PEFT pattern are regular expressions for the end of the module name"
@@ -190,22 +208,26 @@ class PeftConfig(BaseModel):
             )
         return scalings
 
-    def _targets(self, name: str, num_dims: int) -> bool:
-        if self._excludes(name):
+    def _endings(self) -> tuple[Endings, Endings]:
+        """What targets and excluded modules end in, where they are lists."""
+        fields = self.target_modules, self.exclude_modules
+        targets, excluded = (Endings(field if isinstance(field, list) else []) for field in fields)
+        return targets, excluded
+
+    def _targets(self, name: str, num_dims: int, ends: Endings, excluded: Endings) -> bool:
+        if self._excludes(name, excluded):
             return False
         if isinstance(self.target_modules, str):
             if self.target_modules.lower() == _ALL_LINEAR:
                 return num_dims == 2  # noqa: PLR2004  # a linear layer's weight
             return re.fullmatch(self.target_modules, name) is not None
-        if name in self.target_modules:
-            return True
-        return _ends_with_one(name, self.target_modules) and self._in_layers(name)
+        found = list(ends.of(name))
+        return name in found or (bool(found) and self._in_layers(name))
 
-    def _excludes(self, name: str) -> bool:
+    def _excludes(self, name: str, excluded: Endings) -> bool:
         if isinstance(self.exclude_modules, str) and self.exclude_modules:
             return re.fullmatch(self.exclude_modules, name) is not None
-        excluded = self.exclude_modules or []
-        return name in excluded or _ends_with_one(name, excluded)
+        return any(excluded.of(name))
 
     def _in_layers(self, name: str) -> bool:
         layers = self.layers_to_transform
@@ -222,11 +244,12 @@ def _first(patterns: Mapping[str, Any], name: str) -> str | None:
 
 
 def _matches(key: str, name: str) -> bool:
-    return re.match(rf"(.*\.)?({key})$", name) is not None
+    return _compiled(key).match(name) is not None
 
 
-def _ends_with_one(name: str, ends: list[str]) -> bool:
-    return any(name.endswith(f".{end}") for end in ends)
+@lru_cache(maxsize=4096)
+def _compiled(key: str) -> re.Pattern[str]:
+    return re.compile(rf"(.*\.)?({key})$")
 
 
 def _listed(value: list[str] | str | None) -> list[str]:

@@ -80,7 +80,7 @@ def test_targets_are_pefts(
     judge = SimpleNamespace(**fields, target_parameters=None, modules_to_save=None)
     config = PeftConfig.model_validate(peft_config(["x"]) | fields)
 
-    assert config._targets(name, 2) == bool(check_target_module_exists(judge, name))
+    assert config._targets(name, 2, *config._endings()) == bool(check_target_module_exists(judge, name))
 
 
 class Attention(torch.nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -269,6 +270,21 @@ SPECS = {
     ),
     "pattern-invalid": (peft_config([Q0], rank_pattern={"(": 2}), "adapter-pattern-invalid", "regular expression"),
     "pattern-endless": (peft_config("(a+)+b"), "adapter-pattern-invalid", "repeats a group"),
+    "wildcards-in-one-level": (
+        openvdn_spec(["a*b*.to_q"]),
+        "adapter-spec-invalid",
+        "more than one \\* between two dots",
+    ),
+    "wildcards-without-end": (
+        openvdn_spec([f"*.to_{i}" for i in range(201)]),
+        "adapter-spec-invalid",
+        "201 targets have a \\*; expected at most 200",
+    ),
+    "layers-without-end": (
+        peft_config([Q0], layers_to_transform=list(range(2001))),
+        "adapter-spec-invalid",
+        "layers_to_transform.* at most 2000 items",
+    ),
     "pattern-huge": (peft_config("a{99999999999}"), "adapter-pattern-invalid", "regular expression"),
 }
 
@@ -605,3 +621,26 @@ def test_all_pattern_entries_without_a_module_are_named(tmp_path: Path, kind: st
 
     assert error.data["keys"] == list(patterns)
     assert "(2 entries match nothing, also blocks.9.attn.to_q)" in error.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["spec", "config", "patterns", "unmatched"])
+def test_hostile_numbers_of_names_take_a_bounded_time(tmp_path: Path, kind: str) -> None:
+    """As many targets as modules are looked up, not compared with each other; what has to be, is refused."""
+    modules = [f"blocks.{i}.attn.to_q" for i in range(20_000)]
+    tiny = {"rank": 1, "out": 1, "cols": 1}
+    base = infos({f"{module}.weight": (1, 1) for module in modules})
+    documents: dict[str, dict[str, Any]] = {
+        "spec": {"spec": openvdn_spec(modules, rank=1, alpha=1)},
+        "config": {"config": peft_config(modules, r=1, exclude_modules=[f"{module}.x" for module in modules])},
+        "patterns": {"config": peft_config(["to_q"], r=1, rank_pattern=dict.fromkeys(modules, 1))},
+        "unmatched": {"spec": openvdn_spec(modules, rank=1, alpha=1)},
+    }
+    names = [f"layers.{module}" for module in modules] if kind == "unmatched" else modules
+    write_adapter(tmp_path, pairs(names, **tiny), **documents[kind])
+
+    began = time.process_time()
+    with contextlib.suppress(BrokenInput):
+        read(tmp_path, base)
+
+    assert time.process_time() - began < 30  # compared each with each, 400 million times, it is minutes
