@@ -80,19 +80,12 @@ class Content:
         return (revision, commits[revision]) if revision in commits else None
 
     def commits(self, repo: str, commit: str) -> list[dict[str, Any]]:
-        """A commit and those before it, newest first, a day apart."""
-        known = self.history.get(repo, {commit: "Upload folder"})
-        listed = [
-            {
-                "id": name,
-                "title": title,
-                "message": "",
-                "authors": [{"user": "someone", "avatar": ""}],
-                "date": (EPOCH - timedelta(days=age)).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            }
-            for age, (name, title) in enumerate(known.items())
-        ]
-        return listed[next((age for age, item in enumerate(listed) if item["id"] == commit), len(listed)) :]
+        """A commit and those before it, newest first, a day apart; unless told otherwise, as their folders came."""
+        folders = [path for path in (self.folder / repo).iterdir() if path.is_dir()]
+        folders.sort(key=lambda path: path.stat().st_ctime_ns, reverse=True)
+        known = self.history.get(repo) or {_commit(path.name): "Upload folder" for path in folders}
+        listed = [_commit_item(*item, EPOCH - timedelta(days=age)) for age, item in enumerate(known.items())]
+        return listed[next((age for age, name in enumerate(known) if name == commit), len(listed)) :]
 
     def entries(self, folder: Path) -> dict[str, Entry]:
         """Every file of a revision by its path."""
@@ -116,6 +109,12 @@ class Content:
 def _commit(name: str) -> str:
     """Commit under which a revision folder is served: its name, or one made up from it."""
     return name if COMMIT.fullmatch(name) else hashlib.sha1(name.encode(), usedforsecurity=False).hexdigest()
+
+
+def _commit_item(commit: str, title: str, date: datetime) -> dict[str, Any]:
+    """The entry of a list of commits."""
+    when = date.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {"id": commit, "title": title, "message": "", "authors": [{"user": "someone"}], "date": when}
 
 
 def _pointer(sha256: str, size: int) -> bytes:

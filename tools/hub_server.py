@@ -263,8 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif match["what"] == "commits":
             answer = self._commits(self.hub.content.commits(repo, commit), query)
         else:
-            siblings = [{"rfilename": name} for name in entries]
-            answer = _json({"id": repo, "modelId": repo, "sha": commit, "private": False, "siblings": siblings})
+            answer = _json({"id": repo, "sha": commit, "siblings": [{"rfilename": name} for name in entries]})
         if not fault.no_commit:
             answer.headers["X-Repo-Commit"] = commit
         return answer
@@ -290,10 +289,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self._page(items, start, size, f"recursive=true&expand=false&cursor={start + size}")
 
     def _commits(self, items: Sequence[Mapping[str, Any]], query: str) -> _Answer:
-        asked = parse_qs(query)
-        page, limit = int(asked.get("p", ["0"])[0]), int(asked.get("limit", ["50"])[0])
-        size = min(limit, self.hub.page_size or limit)
-        return self._page(items, page * size, size, f"limit={limit}&p={page + 1}")
+        asked = {name: int(values[0]) for name, values in parse_qs(query).items()}
+        page, size = asked.get("p", 0), self.hub.page_size or asked.get("limit", 50)
+        return self._page(items, page * size, size, f"limit={size}&p={page + 1}")
 
     def _page(self, items: Sequence[Mapping[str, Any]], start: int, size: int, following: str) -> _Answer:
         answer = _json(items[start : start + size])

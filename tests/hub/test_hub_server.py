@@ -67,6 +67,30 @@ def test_lists_files_and_folders(server: HubServer) -> None:
     ]
 
 
+def test_lists_commits(server: HubServer, tmp_path: Path) -> None:
+    """Commits newest first, from the one that is asked for back: as their folders came, or as told."""
+    add_repo(tmp_path, "org/base", commit("b"), {"x": "1"})
+    server.content.branches["org/base"] = commit("b")
+    base = "/api/models/org/base/commits"
+
+    def ids(revision: str) -> list[str]:
+        return [item["id"] for item in json.loads(ask(server, "GET", f"{base}/{revision}?limit=10")[2])]
+
+    assert ids("main") == [commit("b"), commit("a")]
+    assert ids(commit("a")) == [commit("a")]
+    server.content.history["org/base"] = {commit("a"): "Go back", commit("b"): "First"}
+    assert ids("main") == [commit("a"), commit("b")]
+    status, headers, body = ask(server, "GET", f"{base}/main?limit=1")
+    assert (status, headers["Link"]) == (200, f'<{server.url}{base}/main?limit=1&p=1>; rel="next"')
+    assert json.loads(body)[0] | {"authors": None} == {
+        "id": commit("a"),
+        "title": "Go back",
+        "message": "",
+        "authors": None,
+        "date": "2026-09-30T00:00:00.000Z",
+    }
+
+
 def test_lists_in_pages(server: HubServer) -> None:
     """Each page but the last links to the next."""
     server.page_size = 2
