@@ -149,8 +149,9 @@ def _named(
     subject: Subject, base: BaseFiles, adapter: AdapterPlace, open_other: Callable[[Pin], Repo] | None
 ) -> Iterator[Finding]:
     """The base that a PEFT adapter names: another repo, or another commit of this one."""
-    named = _base_pin(adapter, base)
-    if named is None:
+    files = _files_of(adapter)
+    named = _base_pin(files, base) if files is not None else None
+    if files is None or named is None:
         return
     other = _opened(named, open_other)
     likeness = compare(base, other, base.folder) if other is not None else "unlike"
@@ -163,7 +164,7 @@ def _named(
     yield found(
         code,
         subject.entry,
-        f"{adapter.repo.where(adapter.path)}: was trained on {told}, as it says; the base is {pinned}{more}",
+        f"{adapter.repo.where(files.spec or files.weights)}: was trained on {told}, as it says; the base is {pinned}{more}",
         place=pin_of(subject.entry, base.repo).place,
         fix=f"pin the base that it names, {told}, or an adapter for this one",
         named={"repo": named.repo, "revision": named.revision},
@@ -172,10 +173,9 @@ def _named(
     )
 
 
-def _base_pin(adapter: AdapterPlace, base: BaseFiles) -> Pin | None:
+def _base_pin(files: Found, base: BaseFiles) -> Pin | None:
     """The base that an adapter names, where that is a repo of the Hub and is not what is pinned."""
-    files = _files_of(adapter)
-    if files is None or not isinstance(files.description, PeftConfig):
+    if not isinstance(files.description, PeftConfig):
         return None
     name, revision = files.description.base_model_name_or_path, files.description.revision
     if not isinstance(name, str) or repo_id_problem(name):  # a folder of whoever trained it tells nothing

@@ -130,13 +130,13 @@ BROKEN = {
         pairs([Q0, K0]),
         {"spec": openvdn_spec([Q0, Q1], exact_targets=True)},
         ("targets-differ", "adapter-pairs-missing"),
-        [f"1 of 2 targets of its config have no LoRA pair: {Q1}", "there are 2 pairs, and 1 LoRA pairs", K0],
+        [f"1 of 2 targets of its config have no LoRA pair: {Q1}", "there are 2 pairs, and 1 LoRA pair", K0],
     ),
     "pairs-that-are-unexpected": (
         pairs([Q0, K0]),
         {"config": peft_config([Q0])},
         ("targets-differ", "adapter-pairs-unexpected"),
-        [f"1 LoRA pairs are no targets of its config: {K0}; it has 1 targets, and there are 2 pairs"],
+        [f"1 LoRA pair is no target of its config: {K0}; it has 1 targets, and there are 2 pairs"],
     ),
     "targets-that-match-nothing": (
         pair(Q0),

@@ -13,7 +13,7 @@ from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base, close_names
 from overlay.formats.adapters.model import MOST_NAMED, Adapter, Pair, number
 from overlay.formats.adapters.openvdn import OpenVDNSpec
-from overlay.formats.wording import some
+from overlay.formats.wording import counted, some
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -207,7 +207,8 @@ def _check_complete(wanted: set[str], landed: Mapping[str, Landing], where: str)
     missing, extra = sorted(wanted - landed.keys()), sorted(landed.keys() - wanted)
     if not missing and not extra:
         return
-    unexpected = f"{len(extra)} LoRA pairs are no targets of its config: {some(extra)}"
+    verb = "is no target" if len(extra) == 1 else "are no targets"
+    unexpected = f"{counted(len(extra), 'LoRA pair')} {verb} of its config: {some(extra)}"
     if missing:
         found = (
             f"{len(missing)} of {len(wanted)} targets of its config have no LoRA pair: {some(missing)}; "

@@ -605,7 +605,7 @@ def test_missing_and_unexpected_pairs_are_said_together(tmp_path: Path) -> None:
     error = refusal(tmp_path)
 
     assert error.code == "adapter-pairs-missing"
-    assert f"1 of 2 targets of its config have no LoRA pair: {Q1}; there are 2 pairs, and 1 LoRA pairs" in error.message
+    assert f"1 of 2 targets of its config have no LoRA pair: {Q1}; there are 2 pairs, and 1 LoRA pair" in error.message
     assert (error.data["missing"], error.data["unexpected"]) == ([Q1], [K0])
     assert (error.data["targets"], error.data["pairs"]) == (2, 2)
 
