@@ -17,7 +17,7 @@ from overlay.materialization.inputs import hash_ahead
 from overlay.materialization.lock_changes import changes
 from overlay.materialization.lock_expected import expected_output
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
-from overlay.registry import LOCAL, Entry, Registry, Resolution, load_registry
+from overlay.registry import LOCAL, Entry, Registry, Resolution, load, load_registry
 from overlay.registry import resolve as resolve_model
 from overlay.registry.load import packaged_registry
 from overlay.registry.lock import Lock, LockedModel, dump_lock, lock_path, read_lock
@@ -131,9 +131,10 @@ def project_registry(options: Options) -> Registry:
     environ = {name: value for name, value in os.environ.items() if name != _OF_A_SERVER}
     registry = load_registry(options.registry, environ=environ)
     packaged = packaged_registry()
+    installed = packaged.parent == Path(load.__file__).parent  # in a checkout it lies at the top
     with suppress(OSError):
-        own_checkout = Path.cwd().is_relative_to(packaged.parent) or options.registry is not None
-        if packaged.samefile(registry.path) and (not own_checkout or packaged.parent.name == "registry"):
+        meant = options.registry is not None or Path.cwd().is_relative_to(packaged.parent)
+        if packaged.samefile(registry.path) and (installed or not meant):
             raise InvalidUsage(
                 f"{packaged}: ships with this program, so nothing is written beside it",
                 code="no-project",
