@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,5 +115,5 @@ def _property(text: str) -> str:
 
 def _cell(text: str) -> str:
     """Text in a cell of a table: names out of a repo are data, and make no markup."""
-    escaped = "".join(f"\\{c}" if c in "\\`*_[]<>|#~" else c for c in text)
-    return " ".join(escaped.replace("&", "&amp;").split())
+    escaped = "".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in html.escape(text, quote=False))
+    return " ".join(escaped.split())

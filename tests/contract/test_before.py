@@ -1,0 +1,198 @@
+"""What was in force before: out of git as it stored it, or out of another file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from overlay.contract.before import before_at, before_in, changed_models
+from overlay.contract.git import commit_of, file_at
+from overlay.errors import InvalidUsage, NotHere
+from overlay.registry import Registry, load_registry
+from overlay.registry.load import packaged_registry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.no_torch
+
+REGISTRY = """\
+schema_version: 1
+models:
+  org/model:
+    source: {{revision: {}}}
+    overlay: {{repo: org/overlay, revision: {}}}
+    needs: []
+    recipe: {{name: mappings}}
+"""
+A, B, C = "a" * 40, "b" * 40, "c" * 40
+
+
+def git(folder: Path, *args: str) -> str:
+    """Run git in a folder as a user who has no settings."""
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", folder, *who, *args]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with a registry in a folder of it, committed once."""
+    folder = tmp_path / "deploy"
+    folder.mkdir()
+    git(tmp_path, "init", "-q", "-b", "main")
+    (folder / "registry.yaml").write_text(REGISTRY.format(A, B))
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    return folder
+
+
+def registry(folder: Path) -> Registry:
+    return load_registry(folder / "registry.yaml", environ={})
+
+
+def changed(folder: Path, revision: str = "HEAD") -> tuple[str, ...]:
+    """Models that are not what they were at a revision."""
+    now = registry(folder)
+    return changed_models(before_at(now, revision), now.entries, {})
+
+
+def test_nothing_changed(project: Path) -> None:
+    """A file that says the same in other words, at other lines, is as it was."""
+    text = (project / "registry.yaml").read_text()
+    (project / "registry.yaml").write_text(f"# moved\n\n{text}")
+    assert changed(project) == ()
+
+
+def test_a_pin_changed(project: Path) -> None:
+    """The entry with the new pin is named, and none of the packaged ones below it."""
+    (project / "registry.yaml").write_text(REGISTRY.format(C, B))
+    assert changed(project) == ("org/model",)
+    resolution, locked = before_at(registry(project), "main").model("org/model") or pytest.fail("is not new")
+    assert (resolution.entry.source.revision, locked) == (A, None)
+
+
+def test_a_lock_changed(project: Path) -> None:
+    """What the lock says is part of the change: the pins are the same, the facts are others."""
+    section = '{"recipe": {"name": "mappings"}, "location": "org__model", "repos": {}}'
+    (project / "registry.lock").write_text(f'{{"lock_version": 1, "models": {{"org/model": {section}}}}}')
+    before = before_at(registry(project), "HEAD")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "lock")
+    after = before_at(registry(project), "HEAD")
+
+    assert changed_models(before, after.entries, after.locked) == ("org/model",)
+    assert changed_models(after, after.entries, after.locked) == ()
+
+
+def test_a_registry_that_was_not_there(project: Path) -> None:
+    """Every entry is new."""
+    other = project / "more"
+    other.mkdir()
+    (other / "registry.yaml").write_text(REGISTRY.format(A, B))
+    before = before_at(registry(other), "HEAD")
+
+    assert before.entries == {}
+    assert "every entry is new" in before.notes[0]
+    assert before.model("org/model") is None
+
+
+def test_a_registry_that_was_broken_keeps_nobody_from_repairing_it(project: Path) -> None:
+    """Then everything is checked, and it is said why; likewise for a lock."""
+    good = (project / "registry.yaml").read_text()
+    (project / "registry.yaml").write_text("models: {")
+    (project / "registry.lock").write_text("{")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "broken")
+    (project / "registry.yaml").write_text(good)
+    before = before_at(registry(project), "HEAD")
+    assert (before.entries, before.locked) == ({}, {})
+    assert "unusable before" in before.notes[0]
+
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "repaired")
+    before = before_at(registry(project), "HEAD")
+    assert before.entries.keys() > {"org/model"}
+    assert before.notes[0].startswith("the lock was unusable before")
+
+
+def test_the_packaged_registry_is_compared_with_itself_alone(tmp_path: Path) -> None:
+    """What was laid over nothing then is laid over nothing now: an entry that is new there is new."""
+    now = load_registry(packaged_registry(), environ={})
+    (tmp_path / "old.yaml").write_text("schema_version: 1\nmodels: {}\n")
+    before = before_in(now, tmp_path / "old.yaml")
+
+    assert changed_models(before, now.entries, {}) == tuple(now.entries)
+
+
+def test_against_a_file(project: Path, tmp_path: Path) -> None:
+    """Another file in the place of the one in force; one that is not there is an error."""
+    (tmp_path / "old.yaml").write_text(REGISTRY.format(A, C))
+    now = registry(project)
+    assert changed_models(before_in(now, tmp_path / "old.yaml"), now.entries, {}) == ("org/model",)
+    with pytest.raises(NotHere) as caught:
+        before_in(now, tmp_path / "none.yaml")
+    assert caught.value.code == "no-such-file"
+
+
+@pytest.mark.parametrize(
+    ("revision", "code"),
+    [
+        ("", "bad-revision"),
+        ("--output=/tmp/x", "bad-revision"),
+        ("-1", "bad-revision"),
+        ("HEAD:registry.yaml", "bad-revision"),
+        ("HEAD\n", "bad-revision"),
+        ("HEAD\0", "bad-revision"),
+        ("nonsense", "unknown-revision"),
+        ("$(touch x)", "unknown-revision"),
+        ("0" * 40, "unknown-revision"),
+        ("HEAD^{tree}", "unknown-revision"),
+    ],
+)
+def test_revisions_that_are_none(project: Path, revision: str, code: str) -> None:
+    """What is no commit of this repository is refused with a word for it, and never taken for an option."""
+    with pytest.raises(InvalidUsage) as caught:
+        commit_of(project, revision)
+    assert caught.value.code == code
+    assert sorted(path.name for path in project.iterdir()) == ["registry.yaml"]
+
+
+@pytest.mark.parametrize("revision", ["HEAD", "main", "tag", "HEAD~0", "@"])
+def test_revisions_of_every_kind(project: Path, revision: str) -> None:
+    """Branches, tags and what git derives from them name their commit."""
+    git(project, "tag", "-am", "tag", "tag")
+    assert commit_of(project, revision) == git(project, "rev-parse", "HEAD")
+
+
+def test_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder outside every repository has no revisions; the way out is named."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(InvalidUsage) as caught:
+        commit_of(tmp_path, "HEAD")
+    assert caught.value.code == "not-a-repository"
+    assert caught.value.hint == "name a file to compare with: --against FILE"
+
+
+def test_no_git(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where git is not installed it is said."""
+    monkeypatch.setenv("PATH", str(project))
+    with pytest.raises(InvalidUsage) as caught:
+        commit_of(project, "HEAD")
+    assert caught.value.code == "no-git"
+
+
+def test_a_file_comes_as_it_is_stored(project: Path) -> None:
+    """No program that an attribute of the repository names is run on it."""
+    (project / ".gitattributes").write_text("* diff=evil filter=evil\n")
+    for name in ("diff.evil.textconv", "filter.evil.smudge"):
+        git(project, "config", name, f"sh -c 'touch {project}/ran; cat'")
+    commit = commit_of(project, "HEAD")
+
+    assert file_at(project / "registry.yaml", commit) == REGISTRY.format(A, B).encode()
+    assert file_at(project / "none.yaml", commit) is None
+    assert not os.path.lexists(project / "ran")
