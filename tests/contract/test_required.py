@@ -9,11 +9,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hub_server import HubServer
 from support.contracts import MODEL, codes, edit_json, make_hub, next_overlay, next_source, subject_of
+from support.hubs import client_of
+from support.models import vdn_registry
 
 from overlay.contract.required import check_required, requirements
+from overlay.contract.subject import Subject
 from overlay.demo.checkpoint import LORA_FILE, LORA_REPO, LORA_REVISION, NEEDS_REPO
 from overlay.demo.revisions import bump_rename
+from overlay.fingerprint import DigestMemo
+from overlay.hub import take_inventory
+from overlay.registry import load_registry, resolve
 from overlay.registry.lock import LockedFile, LockedModel, LockedRepo
 
 if TYPE_CHECKING:
@@ -21,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.contract.finding import Finding
-    from overlay.contract.subject import Subject
     from overlay.demo.checkpoint import HubFolder
+    from overlay.hub import Inventory
 
 pytestmark = pytest.mark.no_torch
 
@@ -111,6 +118,29 @@ def test_h01_the_published_rename(tmp_path: Path, history: str, evidence: str, l
         (f"{DEFAULT}/adapter_config.json", f"{DEFAULT}/adapter_spec.json"),
         (f"{TURBO}/adapter_config.json", f"{TURBO}/adapter_spec.json"),
     ]
+
+
+@pytest.mark.parametrize("history", ["before", "lock"])
+def test_h01_the_published_rename_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: str) -> None:
+    """There small files are known by their git blobs and the lock has sha256; no weight is asked for."""
+    old = make_hub(tmp_path, spec_name="adapter_config.json")
+    naive = replace(bump_rename(old), overlay=old.overlay)
+
+    def opened(hub: HubFolder) -> Inventory:
+        resolution = resolve(MODEL, load_registry(vdn_registry(tmp_path, hub), environ={}))
+        memo = DigestMemo(None, write=False)
+        return take_inventory(resolution, hub=None, offline=False, memo=memo, allow_floating=True)
+
+    with HubServer(old.root) as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        subject = Subject(
+            opened(naive),
+            locked=lock_of(old) if history == "lock" else None,
+            before=Subject(opened(old)) if history == "before" else None,
+        )
+        finding = only(subject)
+
+        assert "the source has it as adapter_spec.json (same content, 413 bytes)" in finding.message
+        assert not server.payload()
 
 
 def test_h01_an_overlay_ahead_of_its_source(tmp_path: Path) -> None:
