@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
 from overlay.contract.reach import MOST_PATTERNS
-from overlay.contract.reading import is_broken, shown
+from overlay.contract.reading import is_broken, said, shown
 from overlay.contract.required import MOST_MAPPINGS
 from overlay.errors import OverlayError
 from overlay.formats.manifest import read_manifest
@@ -53,7 +53,7 @@ def _problems(overlay: Repo) -> Iterator[str]:
     except OverlayError as error:
         if not is_broken(error):
             raise
-        yield error.message
+        yield said(error)
     else:
         yield from _problems_of(manifest, overlay)
     if MODEL_INDEX in overlay.paths():
@@ -62,7 +62,7 @@ def _problems(overlay: Repo) -> Iterator[str]:
         except OverlayError as error:
             if not is_broken(error):
                 raise
-            yield error.message
+            yield said(error)
 
 
 def _problems_of(manifest: Manifest, overlay: Repo) -> Iterator[str]:

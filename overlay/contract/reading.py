@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
     from overlay.registry import Entry, Pin
 
-__all__ = ["MOST_DATA", "is_broken", "named", "pin_of", "shown"]
+__all__ = ["MOST_DATA", "is_broken", "named", "pin_of", "said", "shown"]
 
 MOST_DATA = 1000
 """Names that a finding's data lists at most; its message lists far fewer."""
 
-_LONGEST = 200
+_LONGEST_NAME = 200
+_LONGEST_MESSAGE = 2000
 _CANNOT_TELL = {"not-cached", "offline", "revision-not-here", "damaged-in-hub-cache"}
 """Codes of errors that are about this host and not about what was published."""
 
@@ -31,8 +32,12 @@ def is_broken(error: OverlayError) -> bool:
 
 def shown(name: str) -> str:
     """A name out of a repo for a message: on one line, without control characters, not endless."""
-    cut = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+    return _printable(name, _LONGEST_NAME)
+
+
+def said(error: OverlayError) -> str:
+    """What a reader says of a file, likewise: it quotes names out of the file."""
+    return _printable(error.message, _LONGEST_MESSAGE)
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:
@@ -44,3 +49,8 @@ def named(names: Iterable[str], limit: int = 5) -> str:
 def pin_of(entry: Entry, repo: Repo) -> Pin:
     """The pin by which an entry has a repo."""
     return next((pin for pin in entry.pins if pin.repo == repo.repo), entry.source)
+
+
+def _printable(text: str, longest: int) -> str:
+    cut = text if len(text) <= longest else f"{text[:longest]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)

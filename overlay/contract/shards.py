@@ -6,7 +6,7 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of
+from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, said
 from overlay.contract.required import MOST_MAPPINGS
 from overlay.errors import OverlayError
 from overlay.formats.checkpoint import list_shards, read_checkpoint
@@ -105,7 +105,7 @@ def _check(subject: Subject, repo: Repo, folder: str, *, headers: bool, but: tup
 
 def _message(repo: Repo, folder: str, missing: Sequence[str], error: OverlayError) -> str:
     if not missing:
-        return error.message
+        return said(error)
     # The reader names all of them, and a hostile index may list a hundred thousand.
     where = repo.where(folder) if folder else repo.name
     return f"{where}: {counted(len(missing), 'shard')} listed and not there: {named(missing)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, pin_of, shown
+from overlay.contract.reading import is_broken, pin_of, said, shown
 from overlay.errors import OverlayError
 from overlay.formats.adapters import check_model_spec
 from overlay.formats.adapters.find import SPEC_NAMES, parse_description
@@ -71,7 +71,7 @@ def _model_spec(subject: Subject) -> Iterator[Finding]:
         yield found(
             "specs-differ",
             subject.entry,
-            error.message,
+            said(error),
             place=subject.entry.source.place,
             fix=f"overlay bump {subject.entry.model}",
             repo=source.repo,

@@ -229,3 +229,17 @@ def test_a_hostile_index_gives_one_short_finding(tmp_path: Path) -> None:
     assert len(finding.message) < 1000
     assert "100000 shards listed and not there" in finding.message
     assert len(finding.data["missing"]) == 1000
+
+
+def test_names_out_of_a_repo_are_made_printable(tmp_path: Path) -> None:
+    """A thousand left-over shards with control characters in their names make one message of one line."""
+    hub = make_hub(tmp_path)
+    for number in range(1000):
+        (hub.source_folder / TRANSFORMER / f"left\x1b[2J\nover {number}.safetensors").touch()
+
+    finding = check_one(hub, tmp_path)
+
+    assert finding.code == "checkpoint-broken"
+    assert finding.message.isprintable()
+    assert "left\\x1b[2J\\nover 0.safetensors" in finding.message
+    assert len(finding.message) < 5000
