@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.fingerprint import action_key, bytes_digest
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import is_metadata
+from overlay.hub import HubRepo
 from overlay.hub.contents import header_digest
 from overlay.planning.location import overlay_identity
 from overlay.planning.outputs import Fused, SafetensorsFile
@@ -85,12 +86,15 @@ def _locked_repo(
     repo: Repo, needed: Collection[str], components: tuple[str, ...], contents: Contents | None
 ) -> LockedRepo:
     licenses = [path for path in repo.paths() if is_license(path)]
-    wanted = {*needed, *licenses, *_descriptions(repo.paths(), needed)}
+    wanted = sorted({*needed, *licenses, *_descriptions(repo.paths(), needed)})
+    if isinstance(repo, HubRepo):  # many at once: one after the other they take a minute
+        repo.fetch([path for path in wanted if _is_read(repo, path)])
+        repo.fetch_headers([path for path in wanted if path.endswith(_WEIGHTS)])
     return LockedRepo(
         revision=repo.revision,
         components=components,
         licenses=tuple(sorted(licenses)),
-        files={path: _locked_file(repo, path, contents) for path in sorted(wanted)},
+        files={path: _locked_file(repo, path, contents) for path in wanted},
     )
 
 
@@ -100,6 +104,17 @@ def _descriptions(paths: Sequence[str], needed: Collection[str]) -> list[str]:
     return [path for path in paths if path.endswith(".json") and path.rpartition("/")[0] in folders]
 
 
+def _is_read(repo: Repo, path: str) -> bool:
+    """Whether the content of a file counts here, not its listing or header alone."""
+    if path.endswith(_WEIGHTS):
+        return False
+    return not repo.digest(path).startswith("sha256:") or _is_kept(path, repo.size(path))
+
+
+def _is_kept(path: str, size: int) -> bool:
+    return size <= LARGEST_KEPT and (is_metadata(path) or is_license(path))
+
+
 def _locked_file(repo: Repo, path: str, contents: Contents | None) -> LockedFile:
     size, sha256 = repo.size(path), sha256_of(repo, path)
     if path.endswith(_WEIGHTS):
@@ -107,7 +122,7 @@ def _locked_file(repo: Repo, path: str, contents: Contents | None) -> LockedFile
         if contents is not None:
             contents.keep_header(sha256, header)
         return LockedFile(size=size, sha256=sha256, tensors=len(header.tensors), header=header_digest(header))
-    if contents is not None and size <= LARGEST_KEPT and (is_metadata(path) or is_license(path)):
+    if contents is not None and _is_kept(path, size):
         contents.keep_file(sha256, repo.read_bytes(path))
     return LockedFile(size=size, sha256=sha256)
 
