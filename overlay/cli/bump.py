@@ -24,7 +24,7 @@ from overlay.cli._project import (
 )
 from overlay.contract.render import shown_path
 from overlay.errors import CheckFailed, OverlayError
-from overlay.formats.wording import counted, format_bytes
+from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -178,8 +178,8 @@ def _to_newest(resolution: Resolution, repos: Repos) -> _Outcome:
         return _Outcome(resolution, "would-bump", found.pair, found.report)
     if found.newest is None:
         return _Outcome(resolution, "current")
-    limit = "" if found.is_whole else ", and no further back was looked"
-    reason = f"none of {counted(found.pairs, 'newer pair')} of commits holds{limit}; at the heads: {found.reason}"
+    limit = "" if found.is_whole else ", not all there are"
+    reason = f"no newer pair of commits holds ({found.pairs} looked at{limit}); at the heads: {found.reason}"
     return _Outcome(resolution, "stays", report=found.newest, reason=reason)
 
 

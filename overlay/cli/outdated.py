@@ -187,8 +187,7 @@ def _model_text(model: OutdatedModel) -> Iterator[str]:
     if model.command:
         yield f"  advice: {model.command}"
     elif model.advice == "stay":
-        yield f"  none of {counted(model.pairs, 'newer pair')} of commits holds"
-        yield "  advice: stay; what is pinned is still there and fits together, whatever moves upstream"
+        yield f"  advice: stay; no newer pair of commits holds ({model.pairs} looked at), but the pins do"
 
 
 def _moved(repo: MovedRepo) -> str:

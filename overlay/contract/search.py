@@ -141,13 +141,11 @@ def search(resolution: Resolution, repos: Repos) -> Search:
     sources, all_sources = _candidates(entry.source, repos)
     overlays, all_overlays = _candidates(entry.overlay, repos) if entry.overlay else ((None,), True)
     places = sorted(product(range(len(sources)), range(len(overlays))), key=lambda place: (sum(place), place))
+    pairs = [pair for i, j in places if (pair := Pair(sources[i], overlays[j])) != pins]
     before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
     newest: Report | None = None
     checked = 0
-    for number, (i, j) in enumerate(places):
-        pair = Pair(sources[i], overlays[j])
-        if pair == pins:
-            continue
+    for number, pair in enumerate(pairs):
         moved = moved_to(resolution, pair)
         # The heads are checked in any case: what is found there is the reason for whatever is advised.
         if newest is not None and _is_ruled_out(moved, repos):
@@ -161,7 +159,7 @@ def search(resolution: Resolution, repos: Repos) -> Search:
             raise report.trouble
         if report.status == "passed":
             return Search(pair, report, newest, number + 1, is_whole=all_sources and all_overlays)
-    return Search(None, None, newest, len(places), is_whole=all_sources and all_overlays)
+    return Search(None, None, newest, len(pairs), is_whole=all_sources and all_overlays)
 
 
 def pins_of(entry: Entry) -> Pair:
