@@ -164,7 +164,8 @@ def _named(
     yield found(
         code,
         subject.entry,
-        f"{adapter.repo.where(files.spec or files.weights)}: was trained on {told}, as it says; the base is {pinned}{more}",
+        f"{adapter.repo.where(files.spec or files.weights)}: was trained on {told}, as it says; the base is "
+        f"{pinned}{more}",
         place=pin_of(subject.entry, base.repo).place,
         fix=f"pin the base that it names, {told}, or an adapter for this one",
         named={"repo": named.repo, "revision": named.revision},
