@@ -1,0 +1,347 @@
+"""``overlay check`` as it is typed: what it prints, what it ends with, and that it writes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hub_server import HubServer
+from support.contracts import MODEL, make_hub, next_overlay
+from support.hubs import client_of
+
+from overlay.cli._main import run
+from overlay.demo.registry import write_registry
+from overlay.demo.revisions import bump_rename, move_source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from overlay.demo.checkpoint import HubFolder
+
+pytestmark = pytest.mark.no_torch
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> HubFolder:
+    """Repos whose descriptions have their former name."""
+    return make_hub(tmp_path, spec_name="adapter_config.json")
+
+
+@pytest.fixture
+def project(hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a registry for them, committed; the working directory."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    write_registry(folder / "registry.yaml", hub)
+    for name in ("GITHUB_ACTIONS", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OVERLAY_HUB", str(hub.root))
+    monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.chdir(folder)
+    commit(folder, "init", "-q", "-b", "main")
+    commit(folder, "add", ".")
+    commit(folder, "commit", "-qm", "one")
+    return folder
+
+
+def commit(folder: Path, *args: str) -> None:
+    command = ["git", "-C", folder, "-c", "user.name=t", "-c", "user.email=t@example.org", *args]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
+    """Run ``overlay check`` that must end with ``status``; what it prints on stdout and on stderr."""
+
+    def ask(*args: str, status: int = 0) -> tuple[str, str]:
+        assert run(["check", *args]) == status
+        return capsys.readouterr()
+
+    return ask
+
+
+def naive_bump(project: Path, hub: HubFolder) -> HubFolder:
+    """Pin the source in which the descriptions were renamed, and leave the overlay as it is."""
+    bumped = bump_rename(hub)
+    text = (project / "registry.yaml").read_text().replace(hub.source, bumped.source)
+    (project / "registry.yaml").write_text(text)
+    return bumped
+
+
+# What it says
+
+
+def test_a_naive_bump_fails_with_the_rename_named(
+    project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]
+) -> None:
+    """The line is one that editors jump to; the right bump then costs nothing."""
+    bumped = naive_bump(project, hub)
+    out, err = said("--base", "main", status=1)
+    error = next(line for line in out.splitlines() if "error[" in line)
+
+    assert err == ""
+    assert error.startswith(f"registry.yaml:5:46: error[file-renamed]: {MODEL}: ")
+    assert "adapter_config.json; the source has it as adapter_spec.json" in error
+    assert f"{MODEL}  failed" in out
+    assert out.splitlines()[-1].startswith("1 error · ")
+
+    write_registry(project / "registry.yaml", bumped)
+    out, _ = said("--base", "main")
+    assert "the change costs 0 bytes (32 pairs, 2 specs, 2 shards compared)" in out
+
+
+def test_nothing_changed_is_an_answer(project: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """One required status that always reports: no entry was changed, status 0."""
+    out, _ = said("--base", "HEAD")
+    assert out.splitlines()[0].startswith("nothing to check: 1 entry as at HEAD (")
+
+
+def test_all_entries_of_the_file_are_checked(project: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """Those of the packaged registry below it are not its business, unless they are named."""
+    document = json.loads(said("--json")[0])
+    assert [model["model"] for model in document["models"]] == [MODEL]
+    assert document["base"] is None
+
+
+def test_a_removed_entry_is_named(project: Path, tmp_path: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """It is not checked any more, and it does not go unseen."""
+    text = (project / "registry.yaml").read_text()
+    more = text[text.index("    source:") :]
+    (tmp_path / "old.yaml").write_text(f"{text}  acme/gone:\n{more}")
+    assert "removed: acme/gone" in said("--against", str(tmp_path / "old.yaml"))[0]
+
+
+def test_the_document_is_that_of_its_schema(
+    project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]
+) -> None:
+    """``--json`` and ``--output json`` print the same fields, findings with line and column."""
+    naive_bump(project, hub)
+    for form in (["--json"], ["--output", "json"]):
+        document = json.loads(said("--base", "main", *form, status=1)[0])
+        [model] = document["models"]
+        finding = next(f for f in model["findings"] if f["code"] == "file-renamed")
+        assert (model["status"], model["cost"], model["trouble"]) == ("failed", None, None)
+        assert (finding["file"], finding["line"], finding["column"]) == ("registry.yaml", 5, 46)
+        assert finding["severities"] == {"overlay": "error", "sglang": "error"}
+        assert document["bytes_fetched"] == 0
+
+
+def test_a_broken_registry_is_told_in_the_same_form(project: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """Every problem has its line and column; the status is that of a registry that cannot be used."""
+    text = (project / "registry.yaml").read_text()
+    (project / "registry.yaml").write_text(text.replace("schema_version: 1", "schema_version: 1\nmode: x"))
+    out, _ = said(status=2)
+    assert out.splitlines()[0] == "registry.yaml:2:1: error[unknown-key]: unknown key mode"
+    assert out.splitlines()[-1] == "1 error · nothing was checked"
+
+    out, _ = said("--output", "github", status=2)
+    assert out.splitlines()[0].startswith("::error file=registry.yaml,line=2,col=1,title=unknown-key::unknown key mode")
+
+    out, err = said("--output", "json", status=2)
+    assert json.loads(out)["error"]["data"]["problems"][0]["line"] == 2
+    assert err.startswith("error[unknown-key]")
+
+
+def test_a_broken_lock_is_told_in_the_same_form(project: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """A lock with the markers of a merge says so, not that a model is bad."""
+    (project / "registry.lock").write_text("<<<<<<< ours\n{}\n=======\n{}\n>>>>>>> theirs\n")
+    out, _ = said(status=2)
+    assert out.startswith("registry.lock: error[lock-invalid]: ")
+
+
+# How it ends
+
+
+@pytest.mark.parametrize(("fail_on", "warns", "fails"), [("error", 0, 1), ("warning", 1, 1), ("never", 0, 0)], ids=str)
+def test_fail_on(
+    project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]], fail_on: str, warns: int, fails: int
+) -> None:
+    """Status 1 at or above the severity that is asked for; a missing lock is a warning."""
+    said("--fail-on", fail_on, status=warns)
+    naive_bump(project, hub)
+    said("--fail-on", fail_on, status=fails)
+
+
+@pytest.fixture
+def server(project: Path, hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A Hub in the place of the folder."""
+    monkeypatch.delenv("OVERLAY_HUB")
+    with HubServer(hub.root) as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        yield server
+
+
+def test_could_not_tell_is_never_bad(server: HubServer, said: Callable[..., tuple[str, str]]) -> None:
+    """An outage ends with 5, offline without anything with 3, gated without a token with 0."""
+    server.fault(path="/api/*", status=503)
+    out, _ = said(status=5)
+    assert f"{MODEL}: not told[hub-unavailable]: " in out
+    assert "1 unknown" in out
+    server.faults.clear()
+
+    out, _ = said("--offline", status=3)
+    assert "note[not-checked]" in out
+
+    server.gated = frozenset([MODEL])
+    out, _ = said()
+    assert "note[skipped]" in out
+    assert "1 skipped" in out
+
+
+def test_an_error_beside_an_outage_is_an_error(
+    server: HubServer, project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]
+) -> None:
+    """What was found before the Hub went away counts."""
+    naive_bump(project, hub)
+    said(status=1)
+    server.fault(path="/api/models/*/tree/*", status=503)
+    said(status=1)  # listings are cached; nothing more is asked for
+
+
+def test_the_bytes_are_those_that_came(server: HubServer, said: Callable[..., tuple[str, str]]) -> None:
+    """Listings, headers and small files, exactly; a second run asks for the headers alone."""
+    first = json.loads(said("--json")[0])["bytes_fetched"]
+    assert first == sum(request.sent for request in server.asked())
+    server.forget()
+    second = json.loads(said("--json")[0])["bytes_fetched"]
+    assert second == sum(request.sent for request in server.asked()) < first
+    assert {request.path.rpartition(".")[2] for request in server.asked()} == {"safetensors"}
+    assert server.payload() == 0
+
+
+def tree(*folders: Path) -> dict[str, Any]:
+    """Everything below folders, with what would change if it were written to."""
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino, path.lstat().st_size)
+        for folder in folders
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+@pytest.mark.parametrize("args", [[], ["--base", "main"], ["--json"], ["--offline"]], ids=str)
+def test_nothing_is_written(
+    project: Path, hub: HubFolder, tmp_path: Path, said: Callable[..., tuple[str, str]], args: list[str]
+) -> None:
+    """Not in the project, not in the cache root, whether that is there or not."""
+    naive_bump(project, hub)
+    before = tree(project)
+    said(*args, status=1)
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "cache/.overlay").mkdir(parents=True)
+    (tmp_path / "cache/.overlay/version").write_text("1\n")
+    cache = tree(tmp_path / "cache")
+    said(*args, status=1)
+
+    assert tree(project) == before
+    assert tree(tmp_path / "cache") == cache
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_read_only_places_are_enough(project: Path, tmp_path: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """A project and a cache root that nobody may write are checked all the same."""
+    (tmp_path / "cache/.overlay").mkdir(parents=True)
+    folders = [project, tmp_path / "cache", tmp_path / "cache/.overlay"]
+    for folder in folders:
+        folder.chmod(0o555)
+    try:
+        said("--base", "main")
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+
+
+# Questions that make no sense
+
+
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (["--base", "main", "--against", "registry.yaml"], "usage"),
+        (["--same", MODEL], "usage"),
+        (["--revision", "a" * 40, "b" * 40], "usage"),
+        (["--same", MODEL, "--revision", "a" * 40, "b" * 40, "--base", "main"], "usage"),
+        (["--same", MODEL, "--revision", "main", "b" * 40], "not-a-commit"),
+        (["--base=--output=/tmp/x"], "bad-revision"),
+        (["--base", ""], "bad-revision"),
+        (["--base", "nonsense"], "unknown-revision"),
+        (["--against", "none.yaml"], "no-such-file"),
+        (["acme/none"], "unknown-model"),
+    ],
+    ids=str,
+)
+def test_refusals(project: Path, said: Callable[..., tuple[str, str]], args: list[str], code: str) -> None:
+    """Each has a code and says what to do."""
+    _, err = said(*args, status=3 if code == "no-such-file" else 2)
+    assert err.startswith(f"error[{code}]: ")
+    assert "hint: " in err
+
+
+# In a workflow
+
+
+def test_a_workflow_gets_annotations_a_summary_and_outputs(
+    project: Path, hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[str, str]]
+) -> None:
+    """GITHUB_ACTIONS alone chooses that form; what other steps wrote into the files stays."""
+    summary, output = tmp_path / "summary.md", tmp_path / "output"
+    output.write_text("earlier=1\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(output))
+    naive_bump(project, hub)
+    out, _ = said("--base", "main", status=1)
+
+    assert f"::error file=registry.yaml,line=5,col=46,title=file-renamed%3A {MODEL}::the overlay requires" in out
+    assert "error[file-renamed]" not in out
+    assert f"| error | `file-renamed` | registry.yaml:5:46 | {MODEL}: the overlay requires" in summary.read_text()
+    values = dict(line.split("=") for line in output.read_text().splitlines())
+    assert values == {"earlier": "1", "status": "failed", "errors": "1", "warnings": "1", "bytes-fetched": "0"}
+
+    assert "file-renamed]" in said("--base", "main", "--output", "text", status=1)[0]
+
+
+def test_a_workflow_in_which_nothing_changed_reports_that(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[str, str]]
+) -> None:
+    """The outputs are there too, so that a required status never waits."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "output"))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no/such/folder"))
+    out, err = said("--base", "main")
+
+    assert out.startswith("nothing to check: ")
+    assert "status=passed\n" in (tmp_path / "output").read_text()
+    assert "GITHUB_STEP_SUMMARY: " in err
+
+
+# The same at two revisions
+
+
+def test_same_tells_each_path(project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]) -> None:
+    """Files and folders, equal, different or absent; all of the repo where none is named."""
+    other = move_source(hub)
+    (other.source_folder / "README.md").write_text("other\n")
+    both = ["--same", MODEL, "--revision", hub.source, other.source]
+    out, _ = said(*both, "h3-base", "stage-dmd-step-250/model_spec.json")
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [
+        ["h3-base", "equal"],
+        ["stage-dmd-step-250/model_spec.json", "equal"],
+    ]
+    out, _ = said(*both, "README.md", "h3", status=1)
+    assert "differs  1 of 1 file: README.md" in out
+    assert f"nothing there at {hub.source[:12]} and {other.source[:12]}" in out
+    document = json.loads(said(*both, "--json", status=1)[0])
+    assert (document["equal"], document["paths"][0]["differing"]) == (False, ["README.md"])
+
+
+def test_a_changed_overlay_is_a_change(project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]) -> None:
+    """The entry is checked although its source stayed."""
+    moved = next_overlay(hub, "nothing")
+    text = (project / "registry.yaml").read_text().replace(hub.overlay, moved.overlay)
+    (project / "registry.yaml").write_text(text)
+    document = json.loads(said("--base", "main", "--json")[0])
+    assert [model["status"] for model in document["models"]] == ["passed"]
+    assert document["models"][0]["cost"]["downloaded"] == 0
