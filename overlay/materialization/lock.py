@@ -231,12 +231,14 @@ def _merge(
 def _alone(folder: Path) -> Iterator[None]:
     """Hold the folder while its lock is read and written, so that two runs never lose each other's model.
 
-    The kernel frees it with the process. Where the filesystem has no locks, ``replace_file`` still sees a change.
+    The kernel frees it with the process. Where a folder cannot be locked, ``replace_file`` still sees a change.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = None
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)

@@ -20,7 +20,7 @@ def changes(before: LockedModel | None, after: LockedModel) -> tuple[str, ...]:
     """One line for each thing that changed; empty where nothing did."""
     if before == after:
         return ()
-    return tuple(_lines(before, after))
+    return tuple(_lines(before, after)) or ("the same facts, noted otherwise",)
 
 
 def _lines(before: LockedModel | None, after: LockedModel) -> Iterator[str]:
@@ -52,6 +52,8 @@ def _repo(name: str, before: LockedRepo | None, after: LockedRepo | None) -> Ite
         yield f"{name}: {before.revision[:12]} -> {after.revision[:12]}"
     if before.components != after.components:
         yield f"{name}: components {', '.join(after.components) or 'none'}"
+    if before.complete != after.complete:
+        yield f"{name}: {'all' if after.complete else 'not all'} files are known now"
     old, new = before.files, after.files
     kinds = {
         "added": sorted(new.keys() - old.keys()),
