@@ -293,3 +293,16 @@ def test_file_that_is_not_on_this_host_is_no_finding(tmp_path: Path, monkeypatch
 
     with pytest.raises(NotHere, match="not cached"):
         list(check_adapters(subject))
+
+
+def test_hostile_names_make_no_message_of_several_lines(tmp_path: Path) -> None:
+    """A name may be anything that a header can hold; a message is one line that ends, and so is what `data` has."""
+    module = "x\r::error::" + "y" * 10_000
+
+    [finding] = _found(tmp_path, pair(module), config=peft_config(["x"]))
+
+    assert finding.code == "targets-differ"
+    assert finding.message.isprintable()
+    assert "x\\r::error::yyy" in finding.message
+    assert len(finding.message) < 3000
+    assert all(len(name) < 300 for name in finding.data["error"]["modules"])
