@@ -70,10 +70,8 @@ def check(
     """
     form = form or ("json" if common.output.json else "github" if _in_workflow() else "text")
     if bool(same) != bool(revisions) or (same and (base or against)) or (base is not None and against is not None):
-        raise InvalidUsage(
-            "--base and --against exclude each other; --same goes with --revision A B, and with neither of them",
-            code="usage",
-            hint="overlay check --help",
+        raise click.UsageError(
+            "--base and --against exclude each other; --same goes with --revision A B, and with neither of them"
         )
     if same and revisions:
         _check_same(common, same, revisions, models, form)
