@@ -14,6 +14,8 @@ import click
 from pydantic import TypeAdapter
 
 from overlay.cli import (
+    add,
+    bump,
     cache,
     cache_pins,
     cache_removal,
@@ -22,8 +24,10 @@ from overlay.cli import (
     demo,
     doctor,
     fuse,
+    init,
     lease,
     lock,
+    outdated,
     prewarm,
     resolve,
     verify,
@@ -39,6 +43,8 @@ if TYPE_CHECKING:
 
 # What each command prints with --json.
 DOCUMENTS: dict[str, type] = {
+    "add": add.Added,
+    "bump": bump.Bumped,
     "cache-gc": cache_removal.Removed,
     "cache-info": cache.CacheDetails,
     "cache-ls": cache.CacheListing,
@@ -53,8 +59,10 @@ DOCUMENTS: dict[str, type] = {
     "doctor": doctor.Diagnosis,
     "error": ErrorDocument,
     "fuse": fuse.FusedFolder,
+    "init": init.Started,
     "lease": lease.TimedLease,
     "lock": lock.Locked,
+    "outdated": outdated.Outdated,
     "path": resolve.Place,
     "prewarm": prewarm.Prewarmed,
     "prewarm-dry-run": prewarm.PrewarmPlan,

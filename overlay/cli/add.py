@@ -105,7 +105,7 @@ def add(common: Common, model: str, **said: Any) -> None:
     if model in entries_of(registry):
         raise InvalidUsage(
             f"{model}: is in {registry.path} already ({registry.entries[model].place})",
-            code="exists",
+            code="entry-exists",
             hint=common.command("bump", model),
             model=model,
         )

@@ -60,7 +60,7 @@ def init(common: Common) -> None:
     except FileExistsError as error:
         raise InvalidUsage(
             f"{path}: is there already, and was left as it is",
-            code="exists",
+            code="registry-exists",
             hint="add a model to it: overlay add MODEL --overlay REPO",
             where=str(path),
         ) from error

@@ -18,7 +18,7 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode
 
 from overlay.errors import InvalidRegistry
 from overlay.registry.explain import checked
-from overlay.registry.problems import refuse
+from overlay.registry.problems import Problem, refuse
 from overlay.registry.strict_yaml import parse
 
 if TYPE_CHECKING:
@@ -133,8 +133,9 @@ class _Text:
         return cls(content.decode("utf-8"), document)
 
     def refuse(self, path: tuple[str, ...], problem: str) -> NoReturn:
+        line, column = self.document.find(path)
         hint = "edit the file by hand, then run: overlay lock"
-        refuse([self.document.problem(path, "cannot-edit", problem, hint)])
+        refuse([Problem(self.document.file, line, column, "cannot-edit", problem, hint)])
 
     def replace(self, path: tuple[str, ...], value: str, *, key: str | None = None) -> None:
         """Put another value in the place of a scalar, in the quotes that it has; and another key before it."""
