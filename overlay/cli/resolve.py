@@ -44,7 +44,7 @@ class ModelLock:
 
     Attributes:
         state: ``current``: it was made of this entry. ``stale``: of another, and builds are refused. ``none``: it does
-            not name the model.
+            not speak of the model, or not of the overlay that a server was told to use.
         differences: What the entry says otherwise, a sentence each.
     """
 
@@ -64,7 +64,7 @@ class ResolvedModel:
         path: The directory that the location leads to; null where there is none.
         why: What is behind a state other than present and absent.
         registry: The registry file in force.
-        lock: Null where there is no lock, or none that could speak of this overlay.
+        lock: Null where there is no lock.
         entry: Where the entry was last changed: ``file:line``, or the variable that changed it.
         replaced: What an override replaced, a sentence each.
         next: The command to run next; null where this version cannot build the model.

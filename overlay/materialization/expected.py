@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from overlay.formats.wording import counted
 from overlay.materialization.build import start_engine
 from overlay.materialization.survey import (
     counters_of,
@@ -65,6 +66,11 @@ class Rebuilt:
 
     files: tuple[Deviation, ...]
     engine: Engine | None
+
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of it."""
+        what = f"{counted(len(self.files), 'file')} as the lock expects only when built again by the ordered kernel"
+        return (f"{what}: {', '.join(item.path for item in self.files)}; this machine's arithmetic or cache erred",)
 
     def to_json(self) -> dict[str, Any]:
         """For the record's ``run``."""

@@ -10,7 +10,6 @@ from overlay.fingerprint import bytes_digest
 from overlay.formats.files import MAX_SMALL_FILE
 from overlay.formats.wording import counted
 from overlay.materialization.state import difference
-from overlay.registry import LOCAL
 from overlay.registry.load import locked_model
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class LockState:
     """What the lock beside the registry in force says of a model.
 
     Attributes:
-        name: ``current``: it was made of the entry as it is. ``stale``: of another. ``none``: it does not name it.
+        name: ``current``: it was made of the entry as it is. ``stale``: of another. ``none``: it does not speak of it.
         differences: What the entry says otherwise, a sentence each.
     """
 
@@ -43,7 +42,7 @@ class LockState:
 
 
 def lock_state(resolution: Resolution) -> LockState | None:
-    """The state of the lock for a model; None where there is no lock, or an overlay folder that no lock speaks of.
+    """The state of the lock for a model; None where there is no lock.
 
     Raises:
         InvalidRegistry: There is a lock, but it cannot be read.
@@ -51,9 +50,9 @@ def lock_state(resolution: Resolution) -> LockState | None:
     from overlay.registry.lock import lock_path  # pydantic is slow to import
 
     path = lock_path(resolution.registry_path)
-    if not path.is_file() or _is_folder(resolution):
+    if not path.is_file():
         return None
-    locked = locked_model(resolution.registry_path, resolution.model)
+    locked = _locked(resolution)
     if locked is None:
         return LockState(path, "none")
     differences = locked.differences(resolution.entry)
@@ -68,7 +67,7 @@ def lock_in_force(resolution: Resolution) -> LockInForce | None:
     """
     from overlay.registry.lock import lock_path  # pydantic is slow to import
 
-    locked = None if _is_folder(resolution) else locked_model(resolution.registry_path, resolution.model)
+    locked = _locked(resolution)
     if locked is None:
         return None
     path = lock_path(resolution.registry_path)
@@ -84,6 +83,16 @@ def lock_in_force(resolution: Resolution) -> LockInForce | None:
     return LockInForce(path, resolution.model, locked)
 
 
+def _locked(resolution: Resolution) -> LockedModel | None:
+    """What the lock says of an entry as registry files have it.
+
+    Of another overlay, which a server was told by its variable or which is a folder of somebody's own, no lock speaks.
+    """
+    locked = locked_model(resolution.registry_path, resolution.model)
+    told = resolution.entry.server is not None
+    return None if locked is None or (told and locked.differences(resolution.entry)) else locked
+
+
 def lock_of_record(record: Record, registry: Registry) -> LockedModel | None:
     """What the lock in force says of what a record was made of; None where that is not what the registry pins today.
 
@@ -95,12 +104,6 @@ def lock_of_record(record: Record, registry: Registry) -> LockedModel | None:
         return None
     locked = locked_model(registry.path, entry.model)
     return locked if locked and not locked.differences(entry) else None
-
-
-def _is_folder(resolution: Resolution) -> bool:
-    """Whether the overlay is a folder of somebody's own, which nobody has locked."""
-    overlay = resolution.entry.overlay
-    return overlay is not None and overlay.revision == LOCAL
 
 
 def why_not_comparable(expected: Expected, rule: str) -> str:

@@ -189,7 +189,7 @@ def materialize(
         published.result,
         work.counters,
         time.monotonic() - started,
-        (*the_plan.notes, *cache.notes),
+        (*the_plan.notes, *(rebuilt.notes() if rebuilt else ()), *cache.notes),
     )
 
 

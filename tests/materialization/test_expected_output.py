@@ -227,6 +227,7 @@ def test_a_library_that_errs_is_overruled(chosen: Options, shared_build: Built, 
     }
     assert all(files[path]["tensors"] for path in files)
     assert set(run["kernels"]) == {"ordered"}
+    assert any(all(path in note for path in files) for note in done.notes)
     assert done.counters.written > shared_build.result.counters.written
     assert run["counters"]["written"] == done.counters.written
     assert quarantined(root) == []

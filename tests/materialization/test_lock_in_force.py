@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
@@ -16,6 +17,7 @@ from support.models import VDN, options
 
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 from overlay.errors import BrokenInput, InvalidRegistry, OverlayError
+from overlay.materialization.locked import lock_in_force, lock_state
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
 from overlay.registry import load_registry
@@ -225,6 +227,22 @@ def test_an_overlay_folder_of_ones_own_is_in_no_lock(
     folder = tmp_path / "my-overlay"
     shutil.copytree(shared_build.hub.overlay_folder, folder)
     assert not plan(str(folder), chosen).is_done
+
+
+@pytest.mark.parametrize("revision", ["0" * 40, "same"])
+def test_what_a_servers_variable_says_is_in_no_lock(
+    shared_build: Built, tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    """Another overlay is not held against a lock that cannot be of it; of the locked one, the lock holds."""
+    chosen = options(shared_build.hub, tmp_path / "root")
+    write_lock(VDN, chosen, document)
+    commit = shared_build.hub.overlay if revision == "same" else revision
+    told = {VDN: {"overlay_repo_id": OVERLAY_REPO, "overlay_revision": commit}}
+    monkeypatch.setenv("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", json.dumps(told))
+    resolution = resolve(VDN, chosen).resolution
+    state, in_force = lock_state(resolution), lock_in_force(resolution)
+    assert state is not None
+    assert (state.name, in_force is None) == (("current", False) if revision == "same" else ("none", True))
 
 
 @pytest.fixture
