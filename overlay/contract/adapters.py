@@ -33,9 +33,6 @@ _CODES = {
 }
 """Finding for what the reader found; what is not here makes the adapter a broken one."""
 
-_SAID_ELSEWHERE = {"adapter-spec-missing", "adapter-specs-differ", "adapter-target-quantised"}
-"""The first two are about files that are absent or there twice, the last is about the base."""
-
 
 def check_adapters(subject: Subject) -> Iterator[Finding]:
     """Read each adapter against the base, as a build does; one that is broken does not hide the next.
@@ -49,7 +46,7 @@ def check_adapters(subject: Subject) -> Iterator[Finding]:
     tensors = base_tensors(base.checkpoint)
     for adapter in subject.adapters:
         refusal = _refusal(adapter, tensors)
-        if refusal is None or refusal.code in _SAID_ELSEWHERE:
+        if refusal is None or _is_said_elsewhere(refusal):
             continue
         code = _CODES.get(refusal.code, "adapter-broken")
         yield found(
@@ -71,6 +68,15 @@ def _refusal(adapter: AdapterPlace, base: Mapping[str, TensorInfo]) -> OverlayEr
     except OverlayError as error:
         if not is_broken(error):
             raise
-        lacks_weights = error.code == "adapter-file" and not error.data.get("files", True)
-        return None if lacks_weights or isinstance(error, NotHere) else error
+        return None if isinstance(error, NotHere) else error
     return None
+
+
+def _is_said_elsewhere(refusal: OverlayError) -> bool:
+    """Whether it is about files that are absent or there under two names, or about the base: other checks say that."""
+    match refusal.code:
+        case "adapter-file":
+            return not refusal.data.get("files", True)
+        case "adapter-specs-differ":  # in the folder, unless it is the weights that have a second one in their metadata
+            return not str(refusal.data["where"]).endswith(".safetensors")
+    return refusal.code in ("adapter-spec-missing", "adapter-target-quantised")

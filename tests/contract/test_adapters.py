@@ -162,6 +162,12 @@ BROKEN = {
         ("adapter-broken", "adapter-spec-unknown"),
         ["is the adapter_spec.json of another project"],
     ),
+    "config-in-the-metadata-and-beside": (
+        pair(Q0),
+        {"metadata": {"lora_adapter_metadata": "{}"}, "config": peft_config([Q0])},
+        ("adapter-broken", "adapter-specs-differ"),
+        ["has a config in its metadata (lora_adapter_metadata) and another beside it"],
+    ),
     "pickle": (
         pair(Q0),
         {"file": "adapter_model.bin"},
