@@ -13,7 +13,7 @@ from overlay.contract.components import check_components
 from overlay.contract.cost import Cost, compared, cost
 from overlay.contract.finding import SEVERITIES, Finding, found, worst
 from overlay.contract.location import check_location
-from overlay.contract.locked import lock_findings
+from overlay.contract.locked import lock_findings, staleness
 from overlay.contract.manifest import check_manifest
 from overlay.contract.pins import check_pins
 from overlay.contract.prefetch import prefetch
@@ -109,7 +109,8 @@ def check_model(
         inventory = take(resolution, locked)
     except OverlayError as error:
         told, trouble = _told(error, entry)
-        return _report(entry, told, trouble=trouble)
+        unread = told or ([] if trouble else [_plan_refused(error, entry)])
+        return _report(entry, [*unread, *staleness(entry, locked)], trouble=trouble)
     former = None
     if before is not None:
         try:

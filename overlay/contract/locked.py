@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
     from overlay.hub import Repo
-    from overlay.registry import Pin
-    from overlay.registry.lock import LockedFile, LockedRepo
+    from overlay.registry import Entry, Pin
+    from overlay.registry.lock import LockedFile, LockedModel, LockedRepo
 
-__all__ = ["lock_findings"]
+__all__ = ["lock_findings", "staleness"]
 
 LARGEST_READ = 16 * 2**20
 """Bytes of a folder's file that is read for its sha256; of a larger one the size has to do until it is used."""
@@ -26,13 +26,13 @@ LARGEST_READ = 16 * 2**20
 
 def lock_findings(subject: Subject) -> Iterator[Finding]:
     """What the lock says otherwise, and licences that changed."""
-    yield from _present(subject)
+    yield from staleness(subject.entry, subject.locked)
     yield from _differing(subject)
     yield from _licenses(subject)
 
 
-def _present(subject: Subject) -> Iterator[Finding]:
-    entry, locked = subject.entry, subject.locked
+def staleness(entry: Entry, locked: LockedModel | None) -> Iterator[Finding]:
+    """Whether there is a lock, and of this entry; no repo is looked at."""
     fix = f"overlay lock {entry.model}"
     if locked is None:
         if all(pin.revision is not None for pin in entry.pins):  # else it cannot be locked, which is said of the pin
@@ -45,14 +45,10 @@ def _present(subject: Subject) -> Iterator[Finding]:
             "lock-stale",
             entry,
             f"the lock was made for another entry: {'; '.join(differences)}",
-            place=changed[0].place if changed else entry.recipe.place if not _same_recipe(subject) else None,
+            place=changed[0].place if changed else entry.recipe.place if locked.recipe != recipe_json(entry) else None,
             fix=fix,
             differences=list(differences),
         )
-
-
-def _same_recipe(subject: Subject) -> bool:
-    return subject.locked is None or subject.locked.recipe == recipe_json(subject.entry)
 
 
 def _locked_elsewhere(pin: Pin, repos: Mapping[str, LockedRepo]) -> bool:

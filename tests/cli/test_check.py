@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +190,24 @@ def test_could_not_tell_is_never_bad(server: HubServer, said: Callable[..., tupl
     out, _ = said()
     assert "note[skipped]" in out
     assert "1 skipped" in out
+
+
+def test_offline_out_of_the_lock(
+    server: HubServer, project: Path, hub: HubFolder, tmp_path: Path, said: Callable[..., tuple[str, str]]
+) -> None:
+    """With the lock and what it left in the cache root, everything is told without the Hub and its cache."""
+    assert run(["lock", "-q"]) == 0
+    said()
+    shutil.rmtree(tmp_path / "hf")
+    server.forget()
+    document = json.loads(said("--offline", "--json")[0])
+    [model] = document["models"]
+    assert (model["status"], model["compared"]["pairs"], document["bytes_fetched"]) == ("passed", 32, 0)
+    assert server.asked() == []
+
+    naive_bump(project, hub)
+    [model] = json.loads(said("--offline", "--json", status=1)[0])["models"]
+    assert {finding["code"] for finding in model["findings"]} == {"lock-stale", "not-checked"}
 
 
 def test_an_error_beside_an_outage_is_an_error(
