@@ -29,7 +29,7 @@ def test_a_code_has_a_page_and_tests(code: str) -> None:
     page = (PAGES / f"{code}.md").read_text()
     named = named_tests(page)
 
-    assert page.startswith(f"# `{code}`\n")
+    assert page.startswith((f"# `{code}`\n", f"# `{code}`: {CODES[code].title}\n"))
     assert f"[{code}]: " in page
     assert named
     for test in named:
