@@ -25,6 +25,6 @@ constraint=()
 if [[ -z ${VERSION:-} ]]; then
     constraint=(--constraint "$action/constraints.txt")
 fi
-"$python" -m pip install --quiet --requirement "$RUNNER_TEMP/overlay-requirements.txt" "${constraint[@]}"
+"$python" -m pip install --quiet --no-warn-conflicts --requirement "$RUNNER_TEMP/overlay-requirements.txt" "${constraint[@]}"
 
 echo "$environment/bin" >>"$GITHUB_PATH"

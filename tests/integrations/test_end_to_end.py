@@ -88,7 +88,7 @@ def test_relock_then_check(project: Project) -> None:
 
 
 def test_broken_bump_is_annotated(project: Project) -> None:
-    """A bump to a commit in which a required file has another name fails, on the line of the pin."""
+    """A bump to a commit in which a required file has another name fails, on the line of a pin."""
     bumped = next_source(project.hub, "rename")
     for path in bumped.source_folder.rglob("adapter_spec.json"):
         path.rename(path.with_name("adapter_config.json"))
@@ -97,7 +97,7 @@ def test_broken_bump_is_annotated(project: Project) -> None:
     relocked = project.step("relock")
 
     assert ran.status == 1, ran.log
-    assert re.search(r"^::error file=registry\.yaml,line=4,col=\d+,title=file-renamed", ran.log, re.MULTILINE), ran.log
+    assert re.search(r"^::error file=registry\.yaml,line=5,col=\d+,title=file-renamed", ran.log, re.MULTILINE), ran.log
     assert "file-renamed" in ran.files["GITHUB_STEP_SUMMARY"]
     assert "status=failed" in ran.files["GITHUB_OUTPUT"]
     assert relocked.status != 0, relocked.log
