@@ -1,0 +1,341 @@
+"""`overlay outdated` and `overlay bump` in a project: what is printed, what is written, and what stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from support.contracts import MODEL
+from support.upstream import SPEC, Upstream, upstream_hub
+
+from overlay.cli._main import run
+from overlay.consumers.sglang import overlay_fingerprint
+from overlay.demo.checkpoint import NEEDS_REVISION
+from overlay.registry.lock import read_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.no_torch
+
+SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
+    """A project that pins the only commits there are, locked."""
+    with upstream_hub(tmp_path, monkeypatch) as upstream:
+        for name in ("OVERLAY_REGISTRY", "OVERLAY_HUB", "OVERLAY_OFFLINE", "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
+        monkeypatch.chdir(upstream.project)
+        yield upstream
+
+
+@pytest.fixture
+def locked(world: Upstream) -> Upstream:
+    """The same, with its lock written."""
+    assert run(["lock", "--quiet"]) == 0
+    world.server.forget()
+    return world
+
+
+@pytest.fixture
+def document(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Run a command with --json, hold the answer against its schema, and return it."""
+
+    def ask(*args: str, status: int = 0) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run([*args, "--json"]) == status
+        found = json.loads(capsys.readouterr().out)
+        rules = json.loads((SCHEMAS / f"{args[0]}.json").read_text())
+        jsonschema.validate(found, rules, cls=jsonschema.Draft202012Validator)
+        return found
+
+    return ask
+
+
+def said(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> str:
+    """What a command prints on stdout."""
+    capsys.readouterr()
+    assert run(list(args)) == status
+    return capsys.readouterr().out
+
+
+def pins(world: Upstream) -> tuple[str | None, str | None]:
+    entry = world.resolution().entry
+    return entry.source.revision, entry.overlay.revision if entry.overlay else None
+
+
+# outdated
+
+
+def test_outdated_says_that_staying_is_safe(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rename is named, and that the pins are safe; with --exit-code the status says that somebody should look."""
+    locked.commit_source("Rename", renamed=True)
+
+    out = said(capsys, "outdated")
+
+    assert "stay on the pins: safe" in out
+    assert "1 commit behind" in out
+    assert f"{locked.first.source[:12]} → {locked.now.source[:12]}" in out
+    assert "at the heads: file-renamed: " in out
+    assert f"→ stage-dmd-step-250/adapters/turbo/{SPEC}" in out
+    said(capsys, "outdated", "--exit-code", status=1)
+
+
+def test_outdated_advises_the_pair(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """The advice is a command with all forty digits, and it does what it says."""
+    locked.commit_source("Rename", renamed=True)
+    locked.commit_overlay("Ask for the new name", spec=SPEC)
+
+    out = said(capsys, "outdated")
+
+    [line] = [line.strip() for line in out.splitlines() if "advice:" in line]
+    command = line.removeprefix("advice: ")
+    assert command == (f"overlay bump {MODEL} --source-to {locked.now.source} --overlay-to {locked.now.overlay}")
+    said(capsys, *command.split()[1:])
+    assert pins(locked) == (locked.now.source, locked.now.overlay)
+    assert "at the heads" in said(capsys, "outdated", "--exit-code")
+
+
+def test_outdated_as_json(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """The document has everything that the text says; what was fetched is counted, and no weights are among it."""
+    locked.commit_source("Rename", renamed=True)
+
+    [model] = document("outdated")["models"]
+
+    assert (model["advice"], model["attention"], model["command"], model["pairs"]) == ("stay", True, None, 1)
+    assert model["reason"].startswith("file-renamed: ")
+    assert model["heads"]["status"] == "failed"
+    assert model["pinned"]["status"] == "passed"
+    assert {Path(old).name: Path(new).name for old, new in model["repos"][0]["renamed"].items()} == {
+        "adapter_config.json": SPEC
+    }
+    assert locked.server.payload() == 0
+
+
+def test_outdated_counts_what_it_fetches(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """The bytes that are said are those that the server sent."""
+    locked.commit_source("Say more")
+    locked.server.forget()
+
+    found = document("outdated")
+
+    assert found["bytes_fetched"] == sum(request.sent for request in locked.server.asked())
+
+
+def test_outdated_writes_nothing(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither the registry nor the lock changes."""
+    before = {path: path.read_bytes() for path in locked.project.iterdir()}
+    locked.commit_source("Say more")
+
+    said(capsys, "outdated")
+
+    assert {path: path.read_bytes() for path in locked.project.iterdir()} == before
+
+
+def test_outdated_could_not_tell(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A Hub that fails now has a status of its own, and the document says why."""
+    locked.server.fault(path="*/revision/main", status=503)
+
+    [model] = document("outdated", status=5)["models"]
+
+    assert model["advice"] == "unknown"
+    assert model["trouble"]["status"] == 5
+
+
+def test_outdated_knows_only_models(locked: Upstream) -> None:
+    """What is not in the registry is refused."""
+    assert run(["outdated", "acme/none"]) == 2
+    assert locked.server.asked() == []
+
+
+# bump
+
+
+def test_bump_changes_three_values(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """Revisions and fingerprint become those of the newest pair that holds; other bytes stay; the lock follows."""
+    text = locked.registry.read_text().replace("models:", "# Why: ünderstood.\nmodels:   # all\n")
+    locked.registry.write_text(text)
+    locked.commit_source("Rename", renamed=True)
+    locked.commit_overlay("Ask for the new name", spec=SPEC)
+
+    found = document("bump", MODEL)
+
+    first, now = locked.first, locked.now
+    old_print, new_print = overlay_fingerprint(first.overlay_folder), overlay_fingerprint(now.overlay_folder)
+    expected = text.replace(first.source, now.source).replace(first.overlay, now.overlay).replace(old_print, new_print)
+    assert locked.registry.read_text() == expected
+    lock = read_lock(Path(found["lock"]))
+    assert lock is not None
+    assert lock.models[MODEL].differences(locked.resolution().entry) == ()
+    [model] = found["models"]
+    assert model["result"] == "bumped"
+    assert [(pin["role"], pin["before"], pin["after"]) for pin in model["pins"]] == [
+        ("source", first.source, now.source),
+        ("overlay", first.overlay, now.overlay),
+    ]
+    assert model["check"]["cost"]["downloaded"] == 0
+    assert locked.server.payload() == 0
+
+
+def test_bumped_project_passes_its_check(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a bump leaves is what `check` wants, lock included."""
+    locked.commit_source("Say more")
+
+    out = said(capsys, "bump", "--all")
+
+    assert "cost  0 bytes" in out
+    assert "registry.yaml and registry.lock written" in out
+    assert "lock-" not in said(capsys, "check")
+
+
+def test_bump_stays_where_nothing_holds(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a newer pair that holds it says why, changes nothing, and has done its work."""
+    before = {path: path.read_bytes() for path in locked.project.iterdir()}
+    locked.commit_source("Rename", renamed=True)
+
+    out = said(capsys, "bump", MODEL)
+
+    assert "stays" in out
+    assert SPEC in out
+    assert {path: path.read_bytes() for path in locked.project.iterdir()} == before
+
+
+def test_bump_at_the_heads(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """At the heads there is nothing to do, by name too."""
+    for args in ([], ["--source-to", locked.first.source[:8], "--overlay-to", "main"]):
+        found = document("bump", MODEL, *args)
+        assert [model["result"] for model in found["models"]] == ["current"]
+        assert found["lock"] is None
+
+
+def test_bump_to_a_broken_target(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A commit that was named and whose contract is broken is not written; the finding and the status say so."""
+    before = {path: path.read_bytes() for path in locked.project.iterdir()}
+    locked.commit_source("Rename", renamed=True)
+
+    out = said(capsys, "bump", MODEL, "--source-to", "main", status=1)
+
+    assert "error[file-renamed]" in out
+    assert "not written" in out
+    assert {path: path.read_bytes() for path in locked.project.iterdir()} == before
+
+
+def test_bump_to_the_beginning_of_a_commit(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A few digits are accepted, forty are written; what is not named stays."""
+    middle = locked.commit_source("One").source
+    locked.commit_source("Two")
+    locked.commit_overlay("Say more")
+
+    said(capsys, "bump", MODEL, "--source-to", middle[:10])
+
+    assert pins(locked) == (middle, locked.first.overlay)
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        ([], 2),
+        ([MODEL, "--all"], 2),
+        (["--all", "--source-to", "main"], 2),
+        ([MODEL, "--source-to", "ffff"], 2),
+        ([MODEL, "--source-to", "v1.0"], 2),
+        (["acme/none"], 2),
+        ([MODEL, "--offline"], 3),
+    ],
+)
+def test_bump_refuses(locked: Upstream, args: list[str], status: int) -> None:
+    """What makes no sense, and what cannot be known, changes nothing."""
+    before = locked.registry.read_bytes()
+
+    assert run(["bump", *args]) == status
+    assert locked.registry.read_bytes() == before
+
+
+def test_dry_run_writes_nothing(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A dry run says the same, and leaves registry and lock."""
+    before = {path: path.read_bytes() for path in locked.project.iterdir()}
+    locked.commit_source("Say more")
+
+    found = document("bump", MODEL, "--dry-run")
+
+    assert found["dry_run"]
+    assert [model["result"] for model in found["models"]] == ["would-bump"]
+    assert {path: path.read_bytes() for path in locked.project.iterdir()} == before
+
+
+def test_could_not_tell_is_no_reason_to_stay(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A Hub that fails now has a status of its own; nothing is written."""
+    before = locked.registry.read_bytes()
+    locked.commit_source("Say more")
+    locked.server.fault(path=f"*/tree/{locked.now.source}", status=503)
+
+    [model] = document("bump", MODEL, status=5)["models"]
+
+    assert (model["result"], model["trouble"]["status"]) == ("unknown", 5)
+    assert locked.registry.read_bytes() == before
+
+
+def test_packaged_entry_is_overridden(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that only the shipped registry has is bumped by an entry of the project, which says no more than that."""
+    assert world.first.source == "6d052b3e9cc6b5d29009ac0ba71bc4ccb1fd4a14"  # as the shipped registry has it
+    world.registry.write_text("schema_version: 1\nmodels: {}  # none yet\n")
+    world.commit_source("Say more")
+
+    said(capsys, "bump", MODEL)
+
+    assert world.registry.read_text() == (
+        f"schema_version: 1\nmodels:  # none yet\n  {MODEL}:\n    source:\n      revision: {world.now.source}\n"
+    )
+    assert world.resolution().entry.needs[0].pin.revision == NEEDS_REVISION
+
+
+def test_shipped_registry_is_not_edited(
+    world: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a registry of one's own there is nothing to write to, and the way to one is said."""
+    monkeypatch.chdir(world.root)
+
+    assert run(["bump", MODEL]) == 2
+    assert "overlay init" in capsys.readouterr().err
+
+
+def test_interrupted_between_registry_and_lock(
+    locked: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ended after the registry was written, a bump leaves what `check` calls stale and `lock` repairs."""
+    locked.commit_source("Say more")
+
+    def killed(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("overlay.materialization.lock.lock", killed)
+        assert run(["bump", MODEL]) == 130
+
+    assert pins(locked)[0] == locked.now.source
+    assert "error[lock-stale]" in said(capsys, "check", status=1)
+    said(capsys, "lock")
+    assert "lock-stale" not in said(capsys, "check")
+
+
+def test_lock_that_fails_is_named(
+    locked: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the lock cannot be written after the registry was, the command that makes up for it is said."""
+    from overlay.errors import TryAgain
+
+    locked.commit_source("Say more")
+
+    def failing(*_args: object, **_options: object) -> None:
+        raise TryAgain("gone", code="connection-lost")
+
+    monkeypatch.setattr("overlay.materialization.lock.lock", failing)
+
+    assert run(["bump", MODEL]) == 5
+    assert f"overlay lock {MODEL}" in capsys.readouterr().err
