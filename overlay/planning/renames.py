@@ -7,19 +7,15 @@ import posixpath
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from overlay.errors import BrokenInput, NotHere
-from overlay.fingerprint import bytes_digest
-from overlay.formats.adapters.find import SPEC_NAMES, parse_description
-from overlay.formats.files import MAX_SMALL_FILE
-from overlay.formats.strict_json import parse_json, parse_object
-from overlay.formats.wording import format_bytes
+from overlay.formats.adapters.find import SPEC_NAMES
+from overlay.planning.former import Former, is_description, json_of, same_content, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from overlay.formats.files import Files
     from overlay.hub import Repo
 
 __all__ = ["Former", "Rename", "find_renames"]
@@ -30,25 +26,7 @@ _EXAMINED = 100
 _CANDIDATES = 20
 """Files that are compared with one missing file, the nearest first."""
 
-_MOST_READ = 2**20
-"""Bytes of a file that is read to compare its content."""
-
 _SIMILAR = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class Former:
-    """What is known of a file from when it had its name.
-
-    Attributes:
-        size: Bytes.
-        digest: ``sha256:<hex>``, where a record of it is all that is left.
-        repo: The repo that still has it under its name, where it can be read.
-    """
-
-    size: int
-    digest: str | None = None
-    repo: Repo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +91,14 @@ class _Search:
             self._in_folder[folder].append(path)
             self._by_name[name].append(path)
 
+    @cached_property
+    def _by_size(self) -> Mapping[int | None, Sequence[str]]:
+        """Files by size; asked for only where the size of a missing file is known."""
+        sizes: dict[int | None, list[str]] = defaultdict(list)
+        for path in self._free:
+            sizes[size_of(self._repo, path)].append(path)
+        return sizes
+
     def find(self, path: str) -> Rename | None:
         """The file that ``path`` is now, by the best evidence."""
         for found, evidence in self._evidence(path):
@@ -135,15 +121,14 @@ class _Search:
         if not then.size:
             return
         folder = posixpath.dirname(path)
-        sizes = ((other, _size(self._repo, other)) for other in self._free)
         # A file elsewhere that was there already is a copy and not the new place.
         equal = [
             other
-            for other, size in sizes
-            if size == then.size and (posixpath.dirname(other) == folder or other not in self._former)
+            for other in self._by_size.get(then.size, ())
+            if posixpath.dirname(other) == folder or other not in self._former
         ]
         for other in heapq.nsmallest(_CANDIDATES, equal, key=lambda other: _distance(path, other)):
-            if evidence := _same_content(self._repo, other, path, then):
+            if evidence := same_content(self._repo, other, path, then):
                 yield other, evidence
 
     def _equal_json(self, path: str, then: Former) -> Iterator[tuple[str, str]]:
@@ -151,16 +136,16 @@ class _Search:
             return
         folder, name = posixpath.split(path)
         near = [*self._in_folder.get(folder, ())[:_CANDIDATES], *self._near_named(folder, name)]
-        said = _json(then.repo, path)
+        said = json_of(then.repo, path)
         for other in near:
-            if said is not None and other.endswith(".json") and _json(self._repo, other) == said:
+            if said is not None and other.endswith(".json") and json_of(self._repo, other) == said:
                 yield other, "same JSON, written otherwise"
 
     def _descriptions(self, folder: str, name: str, but: str) -> Iterator[tuple[str, str]]:
         """An adapter's description under its other name: whatever it was, its content has to show that it is one."""
         for twin in SPEC_NAMES if name in SPEC_NAMES else ():
             for other in self._near_named(folder, twin) if twin != name else ():
-                if _is_description(self._repo, other):
+                if is_description(self._repo, other):
                     yield other, f"by its content an adapter's description{but}"
 
     def _similar(self, folder: str, name: str) -> Iterator[tuple[str, str]]:
@@ -197,52 +182,3 @@ def _distance(path: str, other: str) -> tuple[int, int, str]:
 def _without_digits(name: str) -> str:
     """Shards and versions differ in their numbers: one of them is not the new name of another."""
     return re.sub(r"\d+", "0", name)
-
-
-def _size(files: Files, path: str) -> int | None:
-    try:
-        return files.size(path)
-    except (BrokenInput, NotHere):  # a dangling link, or a size that only a connection would tell
-        return None
-
-
-def _same_content(repo: Repo, path: str, former_path: str, then: Former) -> str | None:
-    """The evidence that a file of the former one's size has its content; None where it has another."""
-    size = format_bytes(then.size) if then.size >= 10**5 else f"{then.size} bytes"
-    by_reading = not all(place.shared_store for place in (repo, then.repo) if place)
-    if then.size > MAX_SMALL_FILE and by_reading:  # nobody hashes weights for a name
-        return f"same size and tensors, {size}" if _same_tensors(repo, path, former_path, then) else None
-    try:
-        before = then.digest or (then.repo.digest(former_path) if then.repo else None)
-        now = repo.digest(path)
-        if before and now.partition(":")[0] != before.partition(":")[0] and then.size <= _MOST_READ:
-            now = bytes_digest(repo.read_bytes(path, _MOST_READ), "sha256")
-            if not before.startswith("sha256:") and then.repo:
-                before = bytes_digest(then.repo.read_bytes(former_path, _MOST_READ), "sha256")
-    except (BrokenInput, NotHere):
-        return None
-    return f"same content, {size}" if now == before else None
-
-
-def _same_tensors(repo: Repo, path: str, former_path: str, then: Former) -> bool:
-    if then.repo is None or not path.endswith(".safetensors"):
-        return False
-    try:
-        return repo.header(path).tensors == then.repo.header(former_path).tensors
-    except (BrokenInput, NotHere):
-        return False
-
-
-def _json(files: Files, path: str) -> object:
-    try:
-        return parse_json(files.read_bytes(path, _MOST_READ), path)
-    except (BrokenInput, NotHere):
-        return None
-
-
-def _is_description(files: Files, path: str) -> bool:
-    try:
-        parse_description(parse_object(files.read_bytes(path, _MOST_READ), path), path)
-    except (BrokenInput, NotHere):
-        return False
-    return True

@@ -9,7 +9,7 @@ import pytest
 
 from overlay.fingerprint import DigestMemo, bytes_digest, git_blob_digest
 from overlay.hub import FolderRepo
-from overlay.planning import renames as renames_module
+from overlay.planning import former as former_module
 from overlay.planning.renames import Former, Rename, find_renames
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def test_a_description_that_changed_with_its_name(tmp_path: Path) -> None:
 
 def test_weights_of_a_folder_are_told_by_size_and_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody hashes weights for a name: a large file of a folder is compared by size and header."""
-    monkeypatch.setattr(renames_module, "MAX_SMALL_FILE", 64)
+    monkeypatch.setattr(former_module, "MAX_SMALL_FILE", 64)
     header = b'{"w":{"dtype":"U8","shape":[64],"data_offsets":[0,64]}}'
     content = len(header).to_bytes(8, "little") + header
     then, now = repo_of(tmp_path / "then", {}), repo_of(tmp_path / "now", {})
