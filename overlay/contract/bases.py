@@ -123,7 +123,8 @@ def _stage(adapter_path: str) -> str:
     """``stage-x`` for ``stage-x/adapters/default``, and for a file in there; empty for the root."""
     path = PurePosixPath(adapter_path)
     folder = path.parent if path.suffix == ".safetensors" else path
-    return str(folder.parent.parent).removeprefix(".")
+    stage = str(folder.parent.parent)
+    return "" if stage == "." else stage
 
 
 def _contradictions(said: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
