@@ -1,0 +1,280 @@
+"""`overlay init` and `overlay add`: from an empty folder to a pinned, locked model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from support.contracts import MODEL, edit_json
+from support.hubs import add_repo
+from support.upstream import Upstream, upstream_hub
+
+from overlay.cli._main import run
+from overlay.demo.checkpoint import LORA_REPO, LORA_REVISION, NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
+from overlay.formats.overlay_repo import MANIFEST_PATH
+from overlay.registry import Entry, load_registry
+from overlay.registry.lock import read_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.no_torch
+
+SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
+OTHER = "acme/other"
+"""A model that no registry knows, with the files of the known one."""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
+    """An empty project, on a Hub that also has the files of the source under another name."""
+    with upstream_hub(tmp_path, monkeypatch) as upstream:
+        for name in ("OVERLAY_REGISTRY", "OVERLAY_HUB", "OVERLAY_OFFLINE", "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
+        monkeypatch.chdir(upstream.project)
+        upstream.registry.unlink()
+        (upstream.first.root / OTHER).parent.mkdir()
+        (upstream.first.root / OTHER).symlink_to(upstream.first.source_folder.parent)
+        yield upstream
+
+
+@pytest.fixture
+def document(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Run a command with --json, hold the answer against its schema, and return it."""
+
+    def ask(*args: str, status: int = 0) -> dict[str, Any]:
+        capsys.readouterr()
+        assert run([*args, "--json"]) == status
+        found = json.loads(capsys.readouterr().out)
+        rules = json.loads((SCHEMAS / f"{args[0]}.json").read_text())
+        jsonschema.validate(found, rules, cls=jsonschema.Draft202012Validator)
+        return found
+
+    return ask
+
+
+def entry_of(world: Upstream, model: str) -> Entry:
+    return load_registry(world.registry, environ={}, cwd=world.project).entries[model]
+
+
+# init
+
+
+def test_init_makes_a_registry(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """An empty registry that loads, with words for whoever opens it; the next step is said."""
+    found = document("init")
+
+    assert found == {"schema_version": 1, "path": "registry.yaml", "next": "overlay add MODEL --overlay REPO"}
+    assert world.registry.read_text().startswith("# The models of this project")
+    assert MODEL in load_registry(world.registry, environ={}, cwd=world.project).entries
+
+
+def test_init_overwrites_nothing(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A registry that is there stays, whatever it holds."""
+    world.registry.write_text("mine")
+
+    assert run(["init"]) == 2
+    assert "error[registry-exists]" in capsys.readouterr().err
+    assert world.registry.read_text() == "mine"
+
+
+def test_init_where_it_is_told(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """--registry names another place, and the next command names it too; a folder that is not there is refused."""
+    assert run(["init", "--registry", "pins.yaml"]) == 0
+    assert "overlay add MODEL --overlay REPO --registry pins.yaml" in capsys.readouterr().out
+    assert (world.project / "pins.yaml").is_file()
+    assert run(["init", "--registry", "none/pins.yaml"]) == 4
+
+
+def test_init_says_which_file_is_in_force(
+    world: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A registry further up is replaced from here on, and the variable beats both."""
+    (world.project / "below").mkdir()
+    assert run(["init"]) == 0
+    monkeypatch.chdir(world.project / "below")
+
+    assert run(["init"]) == 0
+    assert f"takes the place of {world.registry}" in capsys.readouterr().err
+    Path("registry.yaml").unlink()
+    monkeypatch.setenv("OVERLAY_REGISTRY", "/elsewhere.yaml")
+    assert run(["init"]) == 0
+    assert "OVERLAY_REGISTRY=/elsewhere.yaml is in force" in capsys.readouterr().err
+
+
+# add
+
+
+def test_add_known_model(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A model that the shipped registry knows comes with its recipe and needs, pinned at today's heads and locked."""
+    world.commit_source("Say more")
+    document("init")
+
+    found = document("add", MODEL, "--overlay", OVERLAY_REPO)
+
+    assert [(pin["role"], pin["repo"], pin["revision"]) for pin in found["pins"]] == [
+        ("source", SOURCE_REPO, world.now.source),
+        ("overlay", OVERLAY_REPO, world.now.overlay),
+        ("need", NEEDS_REPO, NEEDS_REVISION),
+    ]
+    entry = entry_of(world, MODEL)
+    assert [pin.revision for pin in entry.pins] == [pin["revision"] for pin in found["pins"]]
+    assert entry.overlay_fingerprint is not None
+    assert entry.place.file == str(world.registry)
+    lock = read_lock(Path(found["lock"]))
+    assert lock is not None
+    assert lock.models[MODEL].differences(entry) == ()
+    assert found["check"]["status"] == "passed"
+    assert found["next"] == f"overlay prewarm {MODEL}"
+    assert world.server.payload() == 0
+
+
+def test_add_finds_the_recipe_by_the_script(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an unknown model the overlay's script tells the recipe, its stage and what it needs."""
+    assert run(["init"]) == 0
+
+    assert run(["add", OTHER, "--overlay", OVERLAY_REPO]) == 0
+
+    entry = entry_of(world, OTHER)
+    assert (entry.recipe.name, entry.recipe.options) == ("vdn-h3", {"stage": "stage-dmd-step-250"})
+    assert [(need.pin.repo, need.components) for need in entry.needs] == [
+        (NEEDS_REPO, ("text_encoder", "tokenizer", "processor"))
+    ]
+    assert "which this recipe repeats" in capsys.readouterr().out
+
+
+def test_add_with_an_unknown_script(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A script that no recipe repeats makes a python entry, which this version pins and checks, and cannot build."""
+    world.commit_overlay("Change the script")
+    script = world.now.overlay_folder / "_overlay" / "materialize.py"
+    script.unlink()
+    script.write_text("# other\n")
+    document("init")
+
+    found = document("add", OTHER, "--overlay", OVERLAY_REPO)
+
+    assert found["recipe"] == {"name": "python"}
+    assert "no recipe repeats" in found["why"]
+    assert found["next"] is None
+
+
+def test_add_without_a_script(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """An overlay of mappings alone is that recipe."""
+    world.commit_overlay("Drop the script")
+    edit_json(world.now.overlay_folder / MANIFEST_PATH, lambda manifest: manifest.pop("custom_materializer"))
+    (world.now.overlay_folder / "model_index.json").unlink()
+    document("init")
+
+    found = document("add", OTHER, "--overlay", OVERLAY_REPO)
+
+    assert found["recipe"] == {"name": "mappings"}
+    assert entry_of(world, OTHER).needs == ()
+
+
+def test_add_at_named_commits(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """What is named is taken instead of today's heads, by its first digits too."""
+    world.commit_source("One")
+    world.commit_overlay("One")
+    world.server.content.history[OTHER] = world.server.content.history[SOURCE_REPO]
+    document("init")
+
+    need = f"{NEEDS_REPO}@{NEEDS_REVISION[:7]}:text_encoder,tokenizer,processor"
+    at = ["--overlay", f"{OVERLAY_REPO}@{world.first.overlay}", "--source-rev", world.first.source[:7]]
+    document("add", OTHER, *at, "--need", need, "--recipe", "vdn-h3", "--stage", "stage-b-step-2000")
+
+    entry = entry_of(world, OTHER)
+    assert [pin.revision for pin in entry.pins] == [world.first.source, world.first.overlay, NEEDS_REVISION]
+    assert entry.recipe.options == {"stage": "stage-b-step-2000"}
+
+
+def test_add_lora(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A base and adapters of several repos, in order, without an overlay."""
+    document("init")
+    [file] = [path.name for path in (world.first.root / LORA_REPO / LORA_REVISION).glob("*.safetensors")]
+
+    found = document(
+        "add", OTHER, "--base", "h3-base/transformer", "--adapter", f"{LORA_REPO}:{file}", "--need", LORA_REPO
+    )
+
+    entry = entry_of(world, OTHER)
+    assert (entry.recipe.name, entry.overlay) == ("lora", None)
+    assert entry.recipe.options == {
+        "base": {"repo": OTHER, "path": "h3-base/transformer"},
+        "adapters": [{"repo": LORA_REPO, "path": file}],
+    }
+    assert found["check"]["compared"]["pairs"] > 0
+
+
+def test_add_what_does_not_fit_together(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A broken contract is said before anything is written, with the place where the entry would stand."""
+    world.commit_source("Rename", renamed=True)
+    assert run(["init"]) == 0
+    before = world.registry.read_bytes()
+
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO]) == 1
+
+    out = capsys.readouterr().out
+    assert "error[file-renamed]" in out
+    assert "unchanged" in out
+    assert world.registry.read_bytes() == before
+    assert [world.registry] == list(world.project.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        ([OTHER], 2),
+        ([OTHER, "--recipe", "lora"], 2),
+        ([OTHER, "--base", "x"], 2),
+        ([OTHER, "--base", "x", "--adapter", "y", "--recipe", "vdn-h3"], 2),
+        (["no-repo-id", "--overlay", OVERLAY_REPO], 2),
+        ([OTHER, "--overlay", "acme/none"], 6),
+        ([OTHER, "--overlay", f"{OVERLAY_REPO}@v1"], 2),
+        ([OTHER, "--overlay", OVERLAY_REPO, "--need", f"{NEEDS_REPO}:../x"], 2),
+        ([OTHER, "--overlay", OVERLAY_REPO, "--offline"], 3),
+    ],
+)
+def test_add_refuses(world: Upstream, args: list[str], status: int) -> None:
+    """What makes no sense or is not there changes nothing."""
+    assert run(["init"]) == 0
+    before = world.registry.read_bytes()
+
+    assert run(["add", *args]) == status
+    assert world.registry.read_bytes() == before
+
+
+def test_add_twice(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry that is there is bumped, not added."""
+    assert run(["init"]) == 0
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO]) == 0
+
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO]) == 2
+    assert f"overlay bump {MODEL}" in capsys.readouterr().err
+
+
+def test_add_needs_a_registry_of_ones_own(
+    world: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a project there is nothing to write to, and the way to one is said."""
+    monkeypatch.chdir(world.root)
+
+    assert run(["add", OTHER, "--overlay", OVERLAY_REPO]) == 2
+    assert "overlay init" in capsys.readouterr().err
+
+
+def test_add_from_a_hub_folder(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A folder in the place of the Hub is pinned at the revisions that it has; no request is made."""
+    document("init")
+    world.server.forget()
+    add_repo(world.root / "mirror", "acme/map", "a" * 40, {"x.json": "{}"})
+    manifest = {"source_model_id": "acme/map", "file_mappings": [{"src": "x.json"}]}
+    add_repo(world.root / "mirror", "acme/map-overlay", "b" * 40, {MANIFEST_PATH: json.dumps(manifest)})
+
+    document("add", "acme/map", "--overlay", "acme/map-overlay", "--hub", str(world.root / "mirror"))
+
+    assert [pin.revision for pin in entry_of(world, "acme/map").pins] == ["a" * 40, "b" * 40]
+    assert world.server.asked() == []
