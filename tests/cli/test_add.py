@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.no_torch
 
 SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
+STAGE = "stage-dmd-step-250"
 OTHER = "acme/other"
 """A model that no registry knows, with the files of the known one."""
 
@@ -140,7 +141,7 @@ def test_add_finds_the_recipe_by_the_script(world: Upstream, capsys: pytest.Capt
     assert run(["add", OTHER, "--overlay", OVERLAY_REPO]) == 0
 
     entry = entry_of(world, OTHER)
-    assert (entry.recipe.name, entry.recipe.options) == ("vdn-h3", {"stage": "stage-dmd-step-250"})
+    assert (entry.recipe.name, entry.recipe.options) == ("vdn-h3", {"stage": STAGE})
     assert [(need.pin.repo, need.components) for need in entry.needs] == [
         (NEEDS_REPO, ("text_encoder", "tokenizer", "processor"))
     ]
@@ -184,11 +185,11 @@ def test_add_at_named_commits(world: Upstream, document: Callable[..., dict[str,
 
     need = f"{NEEDS_REPO}@{NEEDS_REVISION[:7]}:text_encoder,tokenizer,processor"
     at = ["--overlay", f"{OVERLAY_REPO}@{world.first.overlay}", "--source-rev", world.first.source[:7]]
-    document("add", OTHER, *at, "--need", need, "--recipe", "vdn-h3", "--stage", "stage-b-step-2000")
+    document("add", OTHER, *at, "--need", need, "--recipe", "vdn-h3", "--stage", STAGE)
 
     entry = entry_of(world, OTHER)
     assert [pin.revision for pin in entry.pins] == [world.first.source, world.first.overlay, NEEDS_REVISION]
-    assert entry.recipe.options == {"stage": "stage-b-step-2000"}
+    assert entry.recipe.options == {"stage": STAGE}
 
 
 def test_add_lora(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
