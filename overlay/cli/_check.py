@@ -11,7 +11,7 @@ from overlay.cli._errors import ErrorReport
 from overlay.cli._output import Role, columns, format_seconds, say, style
 from overlay.contract.cost import Compared, Cost  # noqa: TC001  # the JSON schema is made of them
 from overlay.contract.finding import Finding, Severity
-from overlay.contract.render import annotation_lines, counts, finding_lines, markdown, shown_path
+from overlay.contract.render import annotation_lines, counts, finding_lines, markdown, one_line, shown_path
 from overlay.contract.same import SamePath  # noqa: TC001  # as above
 from overlay.formats.wording import counted, format_bytes, some
 from overlay.registry import Place
@@ -121,9 +121,10 @@ class Checked:
     def ending(self, reports: Sequence[Report]) -> Iterator[str]:
         """What there is to say beside the findings."""
         for report in reports:
-            if report.trouble is not None:
-                yield f"{report.model}: not told[{report.trouble.code}]: {report.trouble.message}"
-                yield from [f"  hint: {report.trouble.hint}"] if report.trouble.hint else []
+            told = any(finding.code == "not-checked" for finding in report.findings)
+            if report.trouble is not None and not told:
+                yield f"{report.model}: not told[{report.trouble.code}]: {one_line(report.trouble.message)}"
+                yield from [f"  hint: {one_line(report.trouble.hint)}"] if report.trouble.hint else []
         if self.base is not None and not self.models:
             yield f"nothing to check: {counted(len(self.unchanged), 'entry')} as at {self.base}"
         if self.removed:

@@ -51,7 +51,7 @@ def before_at(registry: Registry, revision: str) -> Before:
     Raises:
         InvalidUsage: No git, no repository, no such revision.
     """
-    path = Path(registry.path).absolute()
+    path = Path(registry.path).resolve()  # of a link, git keeps only where it leads
     commit = commit_of(path.parent, revision)
     name = f"{revision} ({commit[:12]})" if revision != commit else commit[:12]
     content = file_at(path, commit)

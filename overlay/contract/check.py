@@ -156,7 +156,7 @@ def _run(run: Check, subject: Subject, findings: list[Finding]) -> OverlayError 
         raise
     except OverlayError as error:
         told, trouble = _told(error, subject.entry)
-        findings += told or ([] if trouble else [_plan_refused(error, subject.entry)])
+        findings += told or ([] if trouble or _is_explained(findings) else [_plan_refused(error, subject.entry)])
         return trouble
     return None
 

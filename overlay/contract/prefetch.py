@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, NotHere, Refused
-from overlay.formats.files import MAX_SMALL_FILE
 from overlay.hub import HubRepo
 from overlay.planning.vdn_h3 import BASE
 
@@ -15,6 +14,14 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
 
 __all__ = ["is_below", "prefetch"]
+
+LARGEST = 2**20
+"""Bytes of a small file at most: whatever is larger is asked for only where a check reads it."""
+
+_READ = (".json", ".py", ".md", ".txt")
+
+MOST_FILES = 500
+"""Of each kind and repo: what is published has fewer, and a hostile listing is not worth more."""
 
 
 def prefetch(subject: Subject) -> None:
@@ -41,9 +48,10 @@ def _bring(repo: Repo, folders: tuple[str, ...]) -> None:
         return
     wanted = [path for path in repo.paths() if any(is_below(path, folder) for folder in folders)]
     with suppress(Refused, NotHere, BrokenInput):
-        repo.fetch([path for path in wanted if path.endswith(".json") and repo.size(path) <= MAX_SMALL_FILE])
+        small = [path for path in wanted if path.endswith(_READ) and repo.size(path) <= LARGEST]
+        repo.fetch(small[:MOST_FILES])
     with suppress(Refused, NotHere, BrokenInput):
-        repo.fetch_headers([path for path in wanted if path.endswith(".safetensors")])
+        repo.fetch_headers([path for path in wanted if path.endswith(".safetensors")][:MOST_FILES])
 
 
 def _folders(subject: Subject, name: str) -> tuple[str, ...]:

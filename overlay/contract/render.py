@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from overlay.contract.check import Report
     from overlay.contract.finding import Finding, Severity
 
-__all__ = ["annotation_lines", "counts", "finding_lines", "markdown", "shown_path"]
+__all__ = ["annotation_lines", "counts", "finding_lines", "markdown", "one_line", "shown_path"]
 
 ANNOTATIONS = 10
 """Of each severity: GitHub shows no more of one step."""
@@ -46,11 +46,16 @@ def finding_lines(finding: Finding, severity: str) -> Iterator[str]:
         severity: The word, in its colour.
     """
     model = f"{finding.model}: " if finding.model else ""
-    yield f"{place_of(finding)}: {severity}[{finding.code}]: {model}{finding.message}"
+    yield f"{place_of(finding)}: {severity}[{finding.code}]: {model}{one_line(finding.message)}"
     if differing := _by_consumer(finding):
         yield f"  severity: {differing}"
     if finding.fix:
-        yield f"  fix: {finding.fix}"
+        yield f"  fix: {one_line(finding.fix)}"
+
+
+def one_line(text: str) -> str:
+    """Text without line ends: what a repo names could otherwise begin a line, and a workflow would obey it."""
+    return " ".join(text.splitlines())
 
 
 def counts(findings: Iterable[Finding]) -> str:

@@ -231,14 +231,14 @@ def test_findings_about_the_lock_explain_no_refusal(
 def test_a_check_that_lets_an_error_out_is_no_crash(
     hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it found before that is kept, and the error is told."""
+    """What it found before that is kept, and the error is told where that does not explain it."""
 
     def failing(subject: Subject) -> Iterator[Finding]:
-        yield found("file-missing", subject.entry, "README is missing")
+        yield found("unpinned", subject.entry, "floats")
         raise BrokenInput("a file: is odd", code="is-odd")
 
     monkeypatch.setattr(runner, "CHECKS", (failing,))
-    assert only(check(subject_of(hub, tmp_path))) == ["file-missing", "plan-refused"]
+    assert only(check(subject_of(hub, tmp_path))) == ["unpinned", "plan-refused"]
 
 
 # Order and repetition

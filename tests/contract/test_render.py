@@ -36,6 +36,15 @@ def test_a_line_is_what_editors_read() -> None:
     ]
 
 
+def test_a_finding_begins_no_line_of_its_own() -> None:
+    """What a repo names may hold line ends; a workflow obeys a line that begins with two colons."""
+    lines = list(finding_lines(finding("a\n::stop-commands::x\r\u2028y", fix="b\n::error::z"), "error"))
+    assert lines == [
+        "registry.yaml:4:7: error[file-missing]: org/model: a ::stop-commands::x  y",
+        "  fix: b ::error::z",
+    ]
+
+
 def test_severities_are_shown_where_consumers_differ() -> None:
     """Else one word says it for all."""
     differing = Finding("lock-stale", "org/model", "is old", Place("VARIABLE"), {"overlay": "error", "sglang": "note"})
