@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +22,7 @@ import overlay
 from overlay.cli._main import run
 from overlay.demo.checkpoint import LORA_REPO, LORA_REVISION, OVERLAY_REPO
 from overlay.demo.registry import write_registry
+from overlay.hub import Traffic
 from overlay.materialization.lock import lock as lock_models
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import Options
@@ -466,5 +470,37 @@ def test_a_change_meanwhile_is_merged(project: Project, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(module, "facts_of", slow)
     lock_models([MODEL], options)
+
+    assert sorted(project.models()) == [MODEL, "acme/scripted"]
+
+
+def test_waits_while_another_run_writes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between another run's reading and writing of the file nothing is written: both models are there in the end."""
+    from overlay.materialization import lock as module
+
+    project.add(python_entry(project))
+    options = Options(hub=project.hub.root, registry=project.registry)
+    facts, ready = module.facts_of, threading.Event()
+
+    def announced(*arguments: Any, **choices: Any) -> LockedModel:
+        found = facts(*arguments, **choices)
+        ready.set()
+        return found
+
+    other = facts(overlay.resolve("acme/scripted").resolution, options, Traffic(), dry_run=True)
+    monkeypatch.setattr(module, "facts_of", announced)
+    descriptor = os.open(project.folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        runner = threading.Thread(target=lock_models, args=([MODEL], options))
+        runner.start()
+        assert ready.wait(60)
+        runner.join(0.3)
+        assert runner.is_alive()
+        assert not project.lock.exists()
+        project.lock.write_bytes(dump_lock(Lock(models={"acme/scripted": other})))
+    finally:
+        os.close(descriptor)
+    runner.join(60)
 
     assert sorted(project.models()) == [MODEL, "acme/scripted"]
