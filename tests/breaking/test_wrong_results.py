@@ -75,7 +75,7 @@ def test_a_folders_file_that_changes_during_a_run_makes_no_object(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr("overlay.materialization.materialize.fetch", fetch_and_edit)
+        patch.setattr("overlay.materialization.job.fetch", fetch_and_edit)
         with pytest.raises(BrokenInput) as caught:
             materialize(VDN, options(hub, tmp_path / "root"))
     assert caught.value.code == "input-changed"
