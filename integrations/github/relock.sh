@@ -32,14 +32,33 @@ tip=$(git ls-remote origin "refs/heads/$branch" | awk -v ref="refs/heads/$branch
     refuse "$branch is at ${tip:-no commit}, checked out is $head: either the branch moved on, and its next run does this, \
 or actions/checkout lacks ref: \${{ github.event.pull_request.head.sha }}"
 
-overlay lock
+# Entries whose lock is of other pins, which the check tells without a connection. The others are not asked for again:
+# the files of a commit do not change, and one of them may be gated.
+overlay check --offline --json >"$RUNNER_TEMP/overlay-check.json" || true
+stale=$(python3 - "$RUNNER_TEMP/overlay-check.json" <<'END'
+import json
+import sys
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    document = json.load(file)
+if "models" not in document:
+    sys.exit(json.dumps(document))
+for model in document["models"]:
+    if {"lock-missing", "lock-stale"} & {finding["code"] for finding in model["findings"]}:
+        print(model["model"])
+END
+) || refuse "$OVERLAY_REGISTRY or $lock cannot be used: the check of this pull request says why"
+if [[ -n $stale ]]; then
+    mapfile -t models <<<"$stale"
+    overlay lock -- "${models[@]}"
+fi
 
 if [[ -z $(git status --porcelain --ignored -- "$lock") ]]; then
     echo "$lock is current"
     exit 0
 fi
 [[ $(git log -1 --format=%ae) != "$email" ]] ||
-    refuse "$lock was written by the last commit, and comes out otherwise now: pin what floats in $OVERLAY_REGISTRY"
+    refuse "the last commit wrote $lock, and that did not make it current: one more would not either"
 
 git add -- "$lock"
 git -c core.hooksPath=/dev/null -c commit.gpgSign=false commit --quiet \

@@ -151,7 +151,7 @@ def test_drift(project: Project) -> None:
 
 
 def test_hook(project: Project) -> None:
-    """The pre-commit hook passes where nothing of the Hub is on this machine, and fails on a broken registry."""
+    """The pre-commit hook passes with nothing of the Hub on this machine; a stale lock or a broken registry fails."""
     (hook,) = read_yaml(PROJECT / ".pre-commit-hooks.yaml")
 
     def run_hook() -> subprocess.CompletedProcess[str]:
@@ -165,9 +165,14 @@ def test_hook(project: Project) -> None:
         )
 
     fresh = run_hook()
+    bumped = next_source(project.hub, "a card")
+    write_registry(project.checkout.work / "registry.yaml", bumped)
+    stale = run_hook()
     (project.checkout.work / "registry.yaml").write_text("schema_version: 1\nmodels:\n  acme/base: {sauce: 1}\n")
     broken = run_hook()
 
     assert fresh.returncode == 0, fresh.stdout + fresh.stderr
+    assert stale.returncode == 1, stale.stdout + stale.stderr
+    assert "registry.yaml:4:14: error[lock-stale]" in stale.stdout
     assert broken.returncode == 1, broken.stdout + broken.stderr
     assert "registry.yaml:3:" in broken.stdout

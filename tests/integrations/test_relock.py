@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.no_torch
 
 BRANCH = "renovate/acme-base"
-LOCK = 'echo "lock of $(tail -n 1 registry.yaml)" >registry.lock'
+LOCK = "echo locked >registry.lock"
+
+
+def stand_in(checkout: Checkout, lock: str, *codes: str, status: int = 1) -> None:
+    """A program whose check finds these codes, one a model, and whose lock runs a command, after which all is well."""
+    models = [{"model": f"acme/m{number}", "findings": [{"code": code}]} for number, code in enumerate(codes)]
+    (checkout.root / "found").write_text(json.dumps({"models": models}))
+    checkout.stand_in(f"""\
+if [ "$1" = check ]; then cat {checkout.root}/found; exit {status}; fi
+echo '{{"models": []}}' >{checkout.root}/found
+{lock}""")
 
 
 @pytest.fixture
@@ -26,7 +37,7 @@ def checkout(tmp_path: Path) -> Checkout:
     checkout.commit({"registry.yaml": "moved\n"}, "Move a pin")
     checkout.git("push", "--quiet", "origin", BRANCH)
     checkout.git("checkout", "--quiet", "--detach")
-    checkout.stand_in(LOCK)
+    stand_in(checkout, LOCK, "lock-stale")
     return checkout
 
 
@@ -56,7 +67,7 @@ def test_pushes_the_lock_alone(checkout: Checkout) -> None:
     ran = relock(checkout)
 
     assert ran.status == 0, ran.log
-    assert ran.calls == ["lock [registry.yaml]"]
+    assert ran.calls == ["check --offline --json [registry.yaml]", "lock -- acme/m0 [registry.yaml]"]
     assert checkout.remote("log", "-1", "--format=%P %ae %ce", BRANCH) == f"{head} {BOT_EMAIL} {BOT_EMAIL}"
     assert checkout.remote("diff", "--name-only", head, BRANCH) == "registry.lock"
     assert "[dependabot skip]" in checkout.remote("log", "-1", "--format=%B", BRANCH)
@@ -76,25 +87,56 @@ def test_current_lock_is_left(checkout: Checkout) -> None:
 
 
 def test_never_twice_in_a_row(checkout: Checkout) -> None:
-    """Where the lock comes out otherwise each time, the second run fails instead of pushing for ever."""
-    checkout.stand_in("date +%N >registry.lock")
+    """Where its own commit does not make the lock current, the second run fails instead of pushing for ever."""
+    stand_in(checkout, LOCK, "lock-stale")
     assert relock(checkout).status == 0
+    stand_in(checkout, "echo otherwise >registry.lock", "lock-stale")
     before = branches(checkout)
 
     ran = relock(checkout)
 
     assert ran.status == 1
-    assert "pin what floats" in ran.log
+    assert "the last commit wrote registry.lock" in ran.log
+    assert branches(checkout) == before
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 5])
+def test_locks_what_is_stale(checkout: Checkout, status: int) -> None:
+    """Only entries whose lock is missing or of other pins are asked for, whatever else the check finds."""
+    stand_in(checkout, LOCK, "lock-stale", "file-missing", "lock-missing", "not-checked", status=status)
+
+    assert relock(checkout).calls[1:] == ["lock -- acme/m0 acme/m2 [registry.yaml]"]
+
+
+def test_nothing_is_stale(checkout: Checkout) -> None:
+    """Where no entry needs it, nothing is locked."""
+    stand_in(checkout, LOCK, "file-missing")
+
+    ran = relock(checkout)
+
+    assert (ran.status, len(ran.calls)) == (0, 1)
+
+
+def test_unusable_registry(checkout: Checkout) -> None:
+    """Where the check has no models to tell of, because it cannot read the registry, the step fails."""
+    checkout.stand_in("""echo '{"error": {"code": "unknown-key"}}'; exit 2""")
+    before = branches(checkout)
+
+    ran = relock(checkout)
+
+    assert ran.status == 1
+    assert "cannot be used" in ran.log
+    assert "unknown-key" in ran.log
     assert branches(checkout) == before
 
 
 def test_follows_the_registry(checkout: Checkout) -> None:
     """The lock lies beside the registry that is named."""
-    checkout.stand_in("mkdir -p deploy; echo locked >deploy/models.lock")
+    stand_in(checkout, "mkdir -p deploy; echo locked >deploy/models.lock", "lock-missing")
 
     ran = relock(checkout, registry="deploy/models.yaml")
 
-    assert ran.calls == ["lock [deploy/models.yaml]"]
+    assert ran.calls[1:] == ["lock -- acme/m0 [deploy/models.yaml]"]
     assert checkout.remote("show", f"{BRANCH}:deploy/models.lock") == "locked"
 
 
@@ -144,7 +186,7 @@ def test_branch_that_moves_meanwhile(checkout: Checkout, to: str) -> None:
     ahead = checkout.git("commit-tree", "HEAD^{tree}", "-p", "HEAD", "-m", "Ahead")
     checkout.git("branch", "side", ahead)
     target = checkout.git("rev-parse", to)
-    checkout.stand_in(f"{LOCK}; git push --quiet --force origin {to}:refs/heads/{BRANCH}")
+    stand_in(checkout, f"{LOCK}; git push --quiet --force origin {to}:refs/heads/{BRANCH}", "lock-stale")
 
     ran = relock(checkout)
 
@@ -155,7 +197,7 @@ def test_branch_that_moves_meanwhile(checkout: Checkout, to: str) -> None:
 
 def test_failing_lock(checkout: Checkout) -> None:
     """The status of a lock that cannot be made is that of the step, and half of it is not committed."""
-    checkout.stand_in(f"{LOCK}; exit 5")
+    stand_in(checkout, f"{LOCK}; exit 5", "lock-stale")
     before = branches(checkout)
 
     assert relock(checkout).status == 5
