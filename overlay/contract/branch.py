@@ -11,6 +11,7 @@ from overlay.contract.reading import MOST_DATA, is_broken, named, shown
 from overlay.errors import NotHere, OverlayError
 from overlay.formats.vdn import linear_branch_shapes, read_linear_branch
 from overlay.formats.wording import counted
+from overlay.planning.vdn_h3 import ROPE_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,8 +25,6 @@ __all__ = ["check_branch"]
 
 _BLOCK = re.compile(r"transformer_blocks\.([0-9]+)\.")
 _SIZES = ("hidden_size", "num_attention_heads", "attention_head_dim")
-_MADE = "rope.inv_freq"
-"""A tensor that the recipe itself adds to the base's and the branch's."""
 
 
 def check_branch(subject: Subject) -> Iterator[Finding]:
@@ -60,7 +59,7 @@ def _tensors(subject: Subject, path: str, header: Header, base: BaseFiles) -> It
     known = {f"transformer_blocks.{block}.attn.{name}": name for block in blocks for name in names}
     where = subject.source.where(path)
 
-    collide = sorted(header.tensors.keys() & {*base.checkpoint.weight_map, _MADE})
+    collide = sorted(header.tensors.keys() & {*base.checkpoint.weight_map, ROPE_TENSOR})
     if collide:
         yield _found(
             "branch-keys-collide",

@@ -15,6 +15,7 @@ from overlay.formats.materialized import PREFUSED_NAME
 from overlay.formats.rope import rope_inv_freq
 from overlay.formats.strict_json import dump_json, parse_object
 from overlay.formats.vdn import read_linear_branch
+from overlay.formats.wording import some
 from overlay.planning.carry import carry_folder, overlay_own_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, Literal, OutputTensor, SafetensorsFile
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["BASE", "COMPONENTS", "STAGES", "small_files", "vdn_h3"]
+__all__ = ["BASE", "COMPONENTS", "ROPE_TENSOR", "STAGES", "small_files", "vdn_h3"]
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "stage-dmd-step-250": ("default", "turbo"),
@@ -44,6 +45,7 @@ COMPONENTS = ("transformer", "video_vae", "audio_vae")
 """What is made of the source; the rest is carried from the needs."""
 BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
 ROPE_FILE = "sglang_rope_inv_freq.safetensors"
+ROPE_TENSOR = "rope.inv_freq"
 
 
 def vdn_h3(entry: Entry, sources: Sources, rule: str) -> Outcome:
@@ -163,17 +165,21 @@ def _transformer_extras(
     branch_path = f"{stage}/linear_branch/model.safetensors"
     branch = source.files.header(branch_path)
     branch_config = read_linear_branch(source.files, f"{stage}/linear_branch/config.json")
-    collisions = sorted(branch.tensors.keys() & transformer.weight_map.keys())
+    # Base, branch and the rope file share one index.
+    collisions = sorted(branch.tensors.keys() & {*transformer.weight_map, ROPE_TENSOR})
+    collisions += [ROPE_TENSOR] if ROPE_TENSOR in transformer.weight_map else []
     if collisions:
         raise BrokenInput(
-            f"{source.files.where(branch_path)}: {len(collisions)} tensors are in the base too, {collisions[0]} first",
+            f"{source.files.where(branch_path)}: base, linear branch and rope file have tensors of one name:"
+            f" {some(collisions)}",
             code="tensor-collision",
+            hint="use base and branch as they were published, all files of one commit",
             tensors=collisions[:10],
         )
     config_path = f"{BASE}/transformer/config.json"
     config = _json(source, config_path)
     rope = rope_inv_freq(_count(config, "rope_freq_dim", source.files.where(config_path)))
-    rope_tensor = OutputTensor("rope.inv_freq", "F32", (len(rope) // 4,), (Literal(rope),))
+    rope_tensor = OutputTensor(ROPE_TENSOR, "F32", (len(rope) // 4,), (Literal(rope),))
     said = branch_provenance(source, branch_path, BRANCH_FILE, len(branch.tensors), branch_config)
     record = provenance(model, stage, rule, source, [adapter for _, adapter in adapters], said)
     outputs: list[OutputFile] = [
@@ -189,7 +195,7 @@ def _transformer_extras(
         weight_map = {
             **transformer.weight_map,
             **dict.fromkeys(branch.tensors, BRANCH_FILE),
-            "rope.inv_freq": ROPE_FILE,
+            ROPE_TENSOR: ROPE_FILE,
         }
         outputs.append(
             GeneratedFile(f"transformer/{index_name}", dump_json({"metadata": metadata, "weight_map": weight_map}))

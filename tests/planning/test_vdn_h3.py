@@ -209,10 +209,12 @@ def test_a_base_that_is_fused_already_is_refused(
     assert "doubles its effect" in str(error.hint)
 
 
-def test_a_branch_whose_tensors_are_in_the_base_is_refused(plan_of: Planner, tiny: HubFolder, tmp_path: Path) -> None:
-    """Two tensors of one name in one index."""
+@pytest.mark.parametrize("name", ["transformer_blocks.0.attn.to_q.weight", "rope.inv_freq"])
+def test_a_branch_whose_tensors_have_another_place_is_refused(
+    plan_of: Planner, tiny: HubFolder, tmp_path: Path, name: str
+) -> None:
+    """Two tensors of one name in one index: with the base, or with the file that is made."""
     path = tiny.source_folder / STAGE / "linear_branch/model.safetensors"
-    name = "transformer_blocks.0.attn.to_q.weight"
     write_tensors(path, {**tensors_of(path), name: f32([1], [0.0])}, {"format": "pt"})
     error = refused(plan_of, tiny, tmp_path)
     assert (error.code, error.data["tensors"]) == ("tensor-collision", [name])
