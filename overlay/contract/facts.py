@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING
 
 from overlay.fingerprint import action_key, bytes_digest
+from overlay.formats.files import MAX_RANGE
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import is_metadata
 from overlay.hub import HubRepo
@@ -52,6 +54,9 @@ def lock_model(subject: Subject, plan: Plan | None, contents: Contents | None = 
         needed[item.repo].add(item.path)
     if subject.manifest is not None:
         needed[inventory.source.repo].update(set(subject.manifest.required_source_files) & {*inventory.source.paths()})
+    if contents is not None:
+        for use in plan.adapters if plan else ():
+            _keep_scalars(inventory.repos[use.weights.repo], use.weights.path, contents)
     if inventory.overlay is not None:
         needed[inventory.overlay.repo].update(inventory.overlay.paths())
     return LockedModel(
@@ -125,6 +130,21 @@ def _locked_file(repo: Repo, path: str, contents: Contents | None) -> LockedFile
     if contents is not None and _is_kept(path, size):
         contents.keep_file(sha256, repo.read_bytes(path))
     return LockedFile(size=size, sha256=sha256)
+
+
+def _keep_scalars(repo: Repo, path: str, contents: Contents) -> None:
+    """Keep the scalars of an adapter's weights: some layouts have a module's alpha there."""
+    header = repo.header(path)
+    places = {header.offset(info.name): info.nbytes for info in header.tensors.values() if math.prod(info.shape) == 1}
+    if not places:
+        return
+    first, end = min(places), max(start + nbytes for start, nbytes in places.items())
+    if end - first <= MAX_RANGE:  # mostly they lie side by side, so one request brings them all
+        data = repo.read_range(path, first, end - first)
+        found = {start: data[start - first : start - first + nbytes] for start, nbytes in places.items()}
+    else:
+        found = {start: repo.read_range(path, start, nbytes) for start, nbytes in places.items()}
+    contents.keep_scalars(sha256_of(repo, path), found)
 
 
 def _locked_adapter(use: AdapterUse, plan: Plan) -> LockedAdapter:

@@ -1,6 +1,6 @@
-"""What a lock leaves behind for checks without a connection: headers of safetensors files, and small files.
+"""What a lock leaves behind for checks without a connection: headers and scalars of safetensors files, small files.
 
-Both lie below the cache root by the sha256 of the file that they are of. ``overlay lock`` writes them, and the commands
+All lie below the cache root by the sha256 of the file that they are of. ``overlay lock`` writes them, and the commands
 that lock again; nobody else does. What was damaged or edited since is as if it were not there.
 """
 
@@ -10,7 +10,7 @@ import os
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlay.errors import OverlayError
 from overlay.fingerprint import action_key, bytes_digest
@@ -18,6 +18,9 @@ from overlay.fingerprint.entries import entry_bytes, entry_in
 from overlay.formats.files import MAX_SMALL_FILE
 from overlay.formats.header import Header, TensorInfo
 from overlay.formats.local import read_small_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["Contents", "header_digest"]
 
@@ -62,6 +65,19 @@ class Contents:
             return None
         return header if header.file_size == size and header_digest(header) == digest else None
 
+    def scalar(self, sha256: str, start: int, nbytes: int) -> bytes | None:
+        """The bytes of a scalar of a safetensors file, such as an adapter's alpha; None where they are not at hand.
+
+        Args:
+            sha256: Of the whole file, 64 hex digits.
+            start: Absolute offset of the scalar.
+            nbytes: Its size.
+        """
+        data = self._read(sha256, ".scalars", _MAX_ENTRY)
+        entry = entry_in(data, _VERSION, sha256) if data is not None else None
+        found = bytes.fromhex(entry.get(str(start), "")) if isinstance(entry, dict) else b""
+        return found if len(found) == nbytes else None
+
     def keep_file(self, sha256: str, data: bytes) -> None:
         """Keep a small file."""
         if self.small_file(sha256) is None:
@@ -71,6 +87,11 @@ class Contents:
         """Keep the header of a safetensors file."""
         if self.header(sha256, header.file_size, header_digest(header)) != header:
             self._write(sha256, ".header", entry_bytes(_VERSION, sha256, _document(header)))
+
+    def keep_scalars(self, sha256: str, scalars: Mapping[int, bytes]) -> None:
+        """Keep scalars of a safetensors file by their absolute offsets."""
+        entry = {str(start): data.hex() for start, data in sorted(scalars.items())}
+        self._write(sha256, ".scalars", entry_bytes(_VERSION, sha256, entry))
 
     def _read(self, sha256: str, suffix: str, most: int) -> bytes | None:
         if self._folder is None:

@@ -92,11 +92,18 @@ class LockedRepo:
         return data if data is not None else self._not_here([path])
 
     def read_range(self, path: str, start: int, nbytes: int) -> bytes:
-        """Bytes of a small file; those of a weights file are never at hand."""
+        """Bytes of a small file, or a scalar of an adapter's weights; no weights are ever at hand.
+
+        Raises:
+            NotHere: They are not at hand (``not-cached``).
+        """
         if not 0 <= nbytes <= MAX_RANGE or start < 0:
             raise ValueError(f"range {start}+{nbytes} is not within 0 to {MAX_RANGE} bytes")
-        data = self._contents.small_file(self._file(path).sha256)
-        return data[start : start + nbytes] if data is not None else self._not_here([path])
+        sha256 = self._file(path).sha256
+        data = self._contents.scalar(sha256, start, nbytes)
+        if data is None and (whole := self._contents.small_file(sha256)) is not None:
+            data = whole[start : start + nbytes]
+        return data if data is not None else self._not_here([path])
 
     def header(self, path: str) -> Header:
         """The header of a safetensors file.

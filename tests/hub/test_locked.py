@@ -10,7 +10,7 @@ import pytest
 from support.contracts import make_hub, subject_of
 
 from overlay.contract.facts import lock_model
-from overlay.demo.checkpoint import SOURCE_REPO
+from overlay.demo.checkpoint import LORA_REPO, LORA_REVISION, SOURCE_REPO
 from overlay.errors import BrokenInput, NotHere
 from overlay.hub.contents import Contents
 from overlay.hub.locked import LockedRepo, locked_inventory
@@ -139,3 +139,28 @@ def test_a_lock_of_other_pins_opens_nothing(made: Made) -> None:
 
     with pytest.raises(NotHere, match="cccccccccccc"):
         locked_inventory(replace(resolution, entry=entry), made.locked, made.contents)
+
+
+def test_an_adapter_with_its_alphas_in_the_weights(tmp_path: Path) -> None:
+    """A community file that has a scalar alpha for each module is planned out of the lock, to the last scale."""
+    hub = make_hub(tmp_path)
+    lora = f"repo: {LORA_REPO}, revision: {LORA_REVISION}"
+    text = (
+        f"schema_version: 1\nmodels:\n  acme/lora:\n    source: {{repo: {SOURCE_REPO}, revision: {hub.source}}}\n"
+        f"    needs: [{{{lora}}}]\n    recipe:\n      name: lora\n      base: {{path: h3-base/transformer}}\n"
+        f"      adapters: [{{repo: {LORA_REPO}, path: {hub.lora_file.name}}}]\n"
+    )
+    subject = subject_of(hub, tmp_path, registry=text, model="acme/lora")
+    plan, contents = make_plan(subject.inventory), Contents(tmp_path / "contents")
+    locked = lock_model(subject, plan, contents)
+    shutil.rmtree(hub.root)
+    again = make_plan(locked_inventory(subject.inventory.resolution, locked, contents))
+
+    assert locked.adapters[0].scales == (0.125,)
+    assert (again.outputs, again.adapters) == (plan.outputs, plan.adapters)
+    weights = locked.repos[LORA_REPO].files[hub.lora_file.name]
+    for entry in (tmp_path / "contents").rglob(f"{weights.sha256}.scalars"):
+        entry.write_bytes(entry.read_bytes().replace(b"0", b"1"))
+    with pytest.raises(NotHere) as caught:
+        make_plan(locked_inventory(subject.inventory.resolution, locked, contents))
+    assert caught.value.code == "not-cached"
