@@ -6,12 +6,16 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hub_server import HubServer
 from support.contracts import MODEL, make_hub, next_overlay
 from support.hubs import client_of
+from support.models import readable_by_all
+from support.users import other_user
 
 from overlay.cli._main import run
 from overlay.demo.registry import write_registry
@@ -19,7 +23,6 @@ from overlay.demo.revisions import bump_rename, move_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from overlay.demo.checkpoint import HubFolder
 
@@ -258,18 +261,43 @@ def test_nothing_is_written(
     assert tree(tmp_path / "cache") == cache
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_read_only_places_are_enough(project: Path, tmp_path: Path, said: Callable[..., tuple[str, str]]) -> None:
-    """A project and a cache root that nobody may write are checked all the same."""
-    (tmp_path / "cache/.overlay").mkdir(parents=True)
-    folders = [project, tmp_path / "cache", tmp_path / "cache/.overlay"]
-    for folder in folders:
-        folder.chmod(0o555)
-    try:
-        said("--base", "main")
-    finally:
-        for folder in folders:
-            folder.chmod(0o755)
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that every user reaches."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)
+
+
+def test_read_only_places_are_enough(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A project and a cache root that the user may not write are checked all the same."""
+    hub = make_hub(shared)
+    write_registry(shared / "registry.yaml", hub)
+    (shared / "cache/.overlay").mkdir(parents=True)
+    readable_by_all(shared)
+    places = ["--registry", str(shared / "registry.yaml"), "--cache-root", str(shared / "cache")]
+    assert run(["check", *places, "--hub", str(hub.root)]) == 0  # imports what the other user may not read
+    before = capsys.readouterr().out
+    with other_user():
+        assert run(["check", *places, "--hub", str(hub.root)]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == before.splitlines()[:-1]
+
+
+def test_a_repository_of_somebody_else_is_named(
+    project: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """git does not trust it, as in many containers; the hint is git's own remedy."""
+    if os.geteuid() != 0:
+        pytest.skip("only root makes files of somebody else")
+    copy = shared / "project"
+    shutil.copytree(project, copy)
+    readable_by_all(copy)
+    check = ["check", "--registry", str(copy / "registry.yaml"), "--base", "main"]
+    assert run(check) == 0  # imports what the other user may not read
+    with other_user():
+        assert run(check) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error[not-a-repository]: {copy}: git does not trust its owner")
+    assert f"safe.directory {copy}" in err
 
 
 # Questions that make no sense
