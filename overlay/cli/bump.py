@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from overlay.contract.check import Report
     from overlay.contract.search import Pair, Repos
     from overlay.registry import Registry, Resolution
+    from overlay.registry.edit import NewPin
 
 __all__ = ["Bumped", "BumpedModel", "MovedPin", "bump"]
 
@@ -142,8 +143,7 @@ def bump(
     moving = [outcome for outcome in outcomes if outcome.pair is not None and outcome.result == "would-bump"]
     lock = None
     if moving and not dry_run:
-        for outcome in moving:
-            _write(registry, outcome, repos)
+        _write(registry, moving, repos)
         lock = write_lock(common, registry, [outcome.resolution.model for outcome in moving])
         outcomes = [replace(outcome, result="bumped") if outcome in moving else outcome for outcome in outcomes]
     traffic = repos.histories.traffic
@@ -201,24 +201,35 @@ def _to_target(resolution: Resolution, repos: Repos, source_to: str | None, over
     return _Outcome(resolution, result, pair, report, error=None if report.status == "failed" else report.trouble)
 
 
-def _write(registry: Registry, outcome: _Outcome, repos: Repos) -> None:
-    """Write the new pins of a model into the registry file."""
+def _write(registry: Registry, moving: Sequence[_Outcome], repos: Repos) -> None:
+    """Write the new pins of all models into the registry file, or none of them."""
+    from overlay.registry.edit import set_pins
+
+    pins = {outcome.resolution.model: _new_pins(outcome, repos) for outcome in moving}
+
+    def change(content: bytes, name: str) -> bytes:
+        for model, new in pins.items():
+            content = set_pins(content, name, model, new)
+        return content
+
+    change_registry(registry, change)
+
+
+def _new_pins(outcome: _Outcome, repos: Repos) -> dict[str, NewPin]:
+    """By section, with what is to be known of the overlay's files."""
     from overlay.contract.search import moved_to
     from overlay.formats.manifest import read_manifest
     from overlay.planning.location import overlay_identity
-    from overlay.registry.edit import NewPin, set_pins
+    from overlay.registry.edit import NewPin
 
-    entry = outcome.resolution.entry
-    pins: dict[str, NewPin] = {}
-    for moved in _moved(outcome):
-        fingerprint = None
-        if moved.role == "overlay" and outcome.pair is not None:
-            at = moved_to(outcome.resolution, outcome.pair)
-            overlay = repos.inventory(at).overlay
-            if overlay is not None:
-                fingerprint = overlay_identity(at.entry, overlay, read_manifest(overlay)).overlay_fingerprint
-        pins[moved.role] = NewPin(moved.after, fingerprint)
-    change_registry(registry, lambda content, name: set_pins(content, name, entry.model, pins))
+    pins: dict[str, NewPin] = {moved.role: NewPin(moved.after) for moved in _moved(outcome)}
+    if "overlay" in pins and outcome.pair is not None:
+        at = moved_to(outcome.resolution, outcome.pair)
+        overlay = repos.inventory(at).overlay
+        if overlay is not None:
+            known = overlay_identity(at.entry, overlay, read_manifest(overlay))
+            pins["overlay"] = NewPin(overlay.revision, known.overlay_fingerprint, known.materializer_version)
+    return pins
 
 
 def _moved(outcome: _Outcome) -> tuple[MovedPin, ...]:

@@ -31,6 +31,7 @@ __all__ = ["NewPin", "add_entry", "set_pins"]
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9_][A-Za-z0-9_./+-]*")
 _STEP = 2
+DEFAULT_VERSION = "v1"
 _BOM = "\ufeff"
 
 
@@ -42,10 +43,13 @@ class NewPin:
         revision: 40 hex digits.
         fingerprint: Of an overlay's metadata files at that commit: replaces the one that stands there, and is written
             where the whole section is. None takes out the one that stands there.
+        materializer_version: Of an overlay's manifest at that commit: replaces the one that stands there, and is
+            written if it is not the one that is meant where none stands.
     """
 
     revision: str
     fingerprint: str | None = None
+    materializer_version: str = DEFAULT_VERSION
 
 
 def set_pins(content: bytes, file: str, model: str, pins: Mapping[str, NewPin]) -> bytes:
@@ -88,6 +92,12 @@ def set_pins(content: bytes, file: str, model: str, pins: Mapping[str, NewPin]) 
         elif "fingerprint" in section and pin.fingerprint is not None:
             text.replace((*path, "fingerprint"), pin.fingerprint)
             section["fingerprint"] = pin.fingerprint
+        if "materializer_version" in section:
+            text.replace((*path, "materializer_version"), pin.materializer_version)
+            section["materializer_version"] = pin.materializer_version
+        elif pin.materializer_version != DEFAULT_VERSION:
+            text.append(path, {"materializer_version": pin.materializer_version})
+            section["materializer_version"] = pin.materializer_version
     return text.result(expected)
 
 
@@ -112,7 +122,12 @@ def add_entry(content: bytes, file: str, model: str, entry: Mapping[str, Any]) -
 
 
 def _fields(pin: NewPin) -> dict[str, str]:
-    return {"revision": pin.revision} | ({"fingerprint": pin.fingerprint} if pin.fingerprint else {})
+    fields = {"revision": pin.revision}
+    if pin.fingerprint:
+        fields["fingerprint"] = pin.fingerprint
+    if pin.materializer_version != DEFAULT_VERSION:
+        fields["materializer_version"] = pin.materializer_version
+    return fields
 
 
 class _Text:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
-from support.contracts import MODEL
+from support.contracts import MODEL, edit_json
 from support.upstream import SPEC, Upstream, upstream_hub
 
 from overlay.cli._main import run
 from overlay.consumers.sglang import overlay_fingerprint
 from overlay.demo.checkpoint import NEEDS_REVISION
+from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.registry.lock import read_lock
 
 if TYPE_CHECKING:
@@ -254,6 +255,18 @@ def test_bump_refuses(locked: Upstream, args: list[str], status: int) -> None:
     before = locked.registry.read_bytes()
 
     assert run(["bump", *args]) == status
+    assert locked.registry.read_bytes() == before
+
+
+def test_what_cannot_be_edited_is_left_alone(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A section in flow style that would need another key is refused at its place, and the file stays."""
+    before = locked.registry.read_bytes()
+    locked.commit_overlay("Another version of the script")
+    edit_json(locked.now.overlay_folder / MANIFEST_PATH, lambda manifest: manifest.update(materializer_version="v4"))
+
+    assert run(["bump", MODEL]) == 2
+
+    assert "error[cannot-edit]" in capsys.readouterr().err
     assert locked.registry.read_bytes() == before
 
 

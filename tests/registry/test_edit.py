@@ -93,6 +93,20 @@ def test_unknown_fingerprint_is_taken_out(before: str, after: str) -> None:
     assert edited(text, overlay=NewPin(C)) == text.replace(before, after)
 
 
+def test_version_of_the_script_follows_the_overlay() -> None:
+    """It is replaced where it stands, and added where it is not the usual one; in flow style that is refused."""
+    text = registry_text(
+        f"  {MODEL}:\n    source: {{revision: {B}}}\n    overlay:\n      repo: a/b\n      revision: {A}\n", RECIPE
+    )
+    four = text.replace(f"{A}\n", f"{A}\n      materializer_version: v4\n")
+
+    assert edited(text, overlay=NewPin(C, None, "v4")) == four.replace(A, C)
+    assert edited(four, overlay=NewPin(C, None, "v1")) == four.replace(A, C).replace("v4", "v1")
+    assert edited(text, overlay=NewPin(C)) == text.replace(A, C)
+    with pytest.raises(InvalidRegistry, match="flow style"):
+        edited(registry_text(f"  {MODEL}: {{overlay: {{revision: {A}}}}}\n"), overlay=NewPin(C, None, "v4"))
+
+
 def test_missing_section_is_added_to_an_override() -> None:
     """A pin that only the registry below has goes to the end of the entry, below its comments and before the next."""
     text = registry_text(
@@ -117,9 +131,9 @@ def test_missing_revision_is_added_to_a_block() -> None:
     block = registry_text(f"  {MODEL}:\n    overlay:\n      materializer_version: v2\n  b/c: {{}}\n")
     flow = registry_text(f"  {MODEL}:\n    overlay: {{materializer_version: v2}}\n")
 
-    assert edited(block, overlay=NewPin(C)) == block.replace("v2\n", f"v2\n      revision: {C}\n")
+    assert edited(block, overlay=NewPin(C, None, "v2")) == block.replace("v2\n", f"v2\n      revision: {C}\n")
     with pytest.raises(InvalidRegistry, match=r"r\.yaml:4:5: overlay is in flow style") as refused:
-        edited(flow, overlay=NewPin(C))
+        edited(flow, overlay=NewPin(C, None, "v2"))
     assert refused.value.code == "cannot-edit"
 
 
