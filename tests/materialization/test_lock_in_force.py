@@ -17,6 +17,7 @@ from support.models import VDN, options
 
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 from overlay.errors import BrokenInput, InvalidRegistry, OverlayError
+from overlay.materialization.lock import lock
 from overlay.materialization.locked import lock_in_force, lock_state
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
@@ -91,10 +92,10 @@ def test_an_input_that_differs_is_refused(
         else:
             del files[path]
 
-    lock = write_lock(VDN, chosen, document, edit)
+    path_of_lock = write_lock(VDN, chosen, document, edit)
     error = refusal(chosen, "lock-differs")
     assert isinstance(error, BrokenInput)
-    assert error.message.startswith(f"{lock}: 1 input of {VDN} not as locked: {repo}/{path} (")
+    assert error.message.startswith(f"{path_of_lock}: 1 input of {VDN} not as locked: {repo}/{path} (")
     assert [(item["repo"], item["path"]) for item in error.data["files"]] == [(repo, path)]
     assert error.hint is not None
     assert f"overlay lock {VDN}" in error.hint
@@ -156,10 +157,10 @@ def test_a_stale_lock_is_refused(
 ) -> None:
     """A lock of other pins or of another recipe says nothing of these inputs: lock again."""
     chosen = options(shared_build.hub, tmp_path / "root")
-    lock = write_lock(VDN, chosen, document, edit)
+    path_of_lock = write_lock(VDN, chosen, document, edit)
     error = refusal(chosen, "lock-stale")
     assert isinstance(error, InvalidRegistry)
-    assert error.message.startswith(f"{lock}: ")
+    assert error.message.startswith(f"{path_of_lock}: ")
     assert error.hint == f"overlay lock {VDN}"
     assert len(error.data["differences"]) == 1
 
@@ -266,6 +267,18 @@ def test_online_nothing_is_downloaded_for_a_refusal(
     error = refusal(chosen, "lock-differs")
     assert [item["path"] for item in error.data["files"]] == [path]
     assert list((tmp_path / "hf/hub").glob("**/*.safetensors")) == []
+
+
+@pytest.mark.parametrize("stage", ["stage-dmd-step-250", "stage-b-step-2000"])
+def test_what_was_just_locked_is_built(served: tuple[HubFolder, HubServer], tmp_path: Path, stage: str) -> None:
+    """The lock that is written online has every file that a build wants, from the Hub and from folders."""
+    hub, _ = served
+    chosen = options(hub, tmp_path / "root", stage=stage)
+    online = replace(chosen, hub=None)
+    lock((VDN,), online)
+    assert lock_in_force(resolve(VDN, online).resolution) is not None
+    assert materialize(VDN, online).result == "built"
+    assert materialize(VDN, replace(chosen, cache_root=tmp_path / "other")).result == "built"
 
 
 def test_online_a_small_file_is_compared_once_it_is_read(
