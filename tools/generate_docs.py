@@ -14,8 +14,9 @@ import click
 from pydantic import TypeAdapter
 
 from overlay.cli import (
-    add,
-    bump,
+    _add,
+    _bump,
+    _outdated,
     cache,
     cache_pins,
     cache_removal,
@@ -27,7 +28,6 @@ from overlay.cli import (
     init,
     lease,
     lock,
-    outdated,
     prewarm,
     resolve,
     verify,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 # What each command prints with --json.
 DOCUMENTS: dict[str, type] = {
-    "add": add.Added,
-    "bump": bump.Bumped,
+    "add": _add.Added,
+    "bump": _bump.Bumped,
     "cache-gc": cache_removal.Removed,
     "cache-info": cache.CacheDetails,
     "cache-ls": cache.CacheListing,
@@ -62,7 +62,7 @@ DOCUMENTS: dict[str, type] = {
     "init": init.Started,
     "lease": lease.TimedLease,
     "lock": lock.Locked,
-    "outdated": outdated.Outdated,
+    "outdated": _outdated.Outdated,
     "path": resolve.Place,
     "prewarm": prewarm.Prewarmed,
     "prewarm-dry-run": prewarm.PrewarmPlan,

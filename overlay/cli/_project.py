@@ -13,6 +13,10 @@ from overlay.contract.search import Repos
 from overlay.errors import InvalidUsage, OverlayError
 from overlay.hub.history import Histories
 from overlay.hub.traffic import Traffic
+from overlay.materialization.lock import lock
+from overlay.materialization.request import open_cache, open_memo
+from overlay.registry import load_registry, resolve
+from overlay.registry.replace import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +42,6 @@ _ROLES: dict[str, Role] = {"error": "bad", "warning": "warn", "note": "dim"}
 
 def upstream(common: Common) -> Repos:
     """The repos of the Hub, or of the folder in its place, and their histories; what is fetched is counted."""
-    from overlay.materialization.request import open_cache, open_memo
-
     memo = open_memo(open_cache(common.options(), create=False), write=False)
     histories = Histories(common.hub, common.offline, Traffic())
     return Repos(common.hub, common.offline, memo, histories)
@@ -56,8 +58,6 @@ def resolution_of(model: str, registry: Registry) -> Resolution:
     Raises:
         InvalidUsage: There is no such model.
     """
-    from overlay.registry import resolve
-
     resolution = resolve(model, registry)
     if model not in registry.entries:
         raise InvalidUsage(
@@ -80,8 +80,6 @@ def change_registry(registry: Registry, change: Callable[[bytes, str], bytes]) -
         CheckFailed: Somebody else changed it meanwhile.
         CannotWrite: The system refuses.
     """
-    from overlay.registry.replace import replace_file
-
     path = Path(registry.path)
     before = path.read_bytes()
     replace_file(path, before, change(before, registry.path))
@@ -93,9 +91,6 @@ def write_lock(common: Common, registry: Registry, models: Sequence[str]) -> str
     The registry is written before its lock: where this ends in between, ``overlay check`` finds the lock stale, and
     ``overlay lock`` makes it anew.
     """
-    from overlay.materialization.lock import lock
-    from overlay.registry import load_registry
-
     entries = load_registry(Path(registry.path)).entries
     pinned = []
     for model in models:

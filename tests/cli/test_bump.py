@@ -328,7 +328,7 @@ def test_interrupted_between_registry_and_lock(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("overlay.materialization.lock.lock", killed)
+        patch.setattr("overlay.cli._project.lock", killed)
         assert run(["bump", MODEL]) == 130
 
     assert pins(locked)[0] == locked.now.source
@@ -348,7 +348,7 @@ def test_lock_that_fails_is_named(
     def failing(*_args: object, **_options: object) -> None:
         raise TryAgain("gone", code="connection-lost")
 
-    monkeypatch.setattr("overlay.materialization.lock.lock", failing)
+    monkeypatch.setattr("overlay.cli._project.lock", failing)
 
     assert run(["bump", MODEL]) == 5
     assert f"overlay lock {MODEL}" in capsys.readouterr().err

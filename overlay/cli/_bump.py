@@ -1,0 +1,256 @@
+"""What ``overlay bump`` does and prints: pins move to newer commits that belong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from overlay.cli._check import CheckedModel, checked_model
+from overlay.cli._errors import ErrorReport  # noqa: TC001  # the JSON schema is made of it
+from overlay.cli._output import Role, style
+from overlay.cli._project import (
+    change_registry,
+    entries_of,
+    findings_text,
+    reported,
+    resolution_of,
+    trouble_text,
+    upstream,
+    usage,
+    write_lock,
+)
+from overlay.contract.check import check_model
+from overlay.contract.render import shown_path
+from overlay.contract.search import Pair, moved_to, pins_of, search, without_lock
+from overlay.errors import CheckFailed, OverlayError
+from overlay.formats.manifest import read_manifest
+from overlay.formats.wording import format_bytes
+from overlay.materialization.lock import project_registry
+from overlay.planning.location import overlay_identity
+from overlay.registry.edit import NewPin, set_pins
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from overlay.cli._options import Common
+    from overlay.contract.check import Report
+    from overlay.contract.search import Repos
+    from overlay.registry import Registry, Resolution
+
+__all__ = ["Bumped", "BumpedModel", "MovedPin", "run_bump"]
+
+Result = Literal["bumped", "would-bump", "current", "stays", "refused", "unknown"]
+_ROLES: dict[Result, Role] = {
+    "bumped": "good",
+    "would-bump": "good",
+    "current": "dim",
+    "stays": "warn",
+    "refused": "bad",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MovedPin:
+    """One pin that moves.
+
+    Attributes:
+        before: 40 hex digits; null where it floated.
+        after: 40 hex digits.
+    """
+
+    repo: str
+    role: Literal["source", "overlay"]
+    before: str | None
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class BumpedModel:
+    """One model.
+
+    Attributes:
+        result: ``current``: at the heads, or at the commits that were named. ``stays``: nothing newer holds.
+            ``refused``: the contract is broken at the commits that were named. ``unknown``: it could not be told.
+        pins: Those that move.
+        reason: Why it stays; null otherwise.
+        check: Of the new pins against the old ones; null where there are none.
+        trouble: Why something could not be told.
+    """
+
+    model: str
+    result: Result
+    pins: tuple[MovedPin, ...] = ()
+    reason: str | None = None
+    check: CheckedModel | None = None
+    trouble: ErrorReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bumped:
+    """What ``overlay bump`` prints.
+
+    Attributes:
+        registry: The file that was changed.
+        lock: Its lock, where that was written; null where nothing was.
+    """
+
+    registry: str
+    lock: str | None
+    dry_run: bool
+    models: tuple[BumpedModel, ...]
+    bytes_fetched: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a model; the new pins where there are any."""
+
+    resolution: Resolution
+    result: Result
+    pair: Pair | None = None
+    report: Report | None = None
+    reason: str | None = None
+    error: OverlayError | None = None
+
+
+def run_bump(
+    common: Common,
+    models: Sequence[str],
+    *,
+    every: bool,
+    overlay_to: str | None,
+    source_to: str | None,
+    dry_run: bool,
+) -> None:
+    """What the command does."""
+    if bool(models) == every:
+        usage("name models, or all of them with --all", "bump")
+    if (overlay_to or source_to) and len(models) != 1:
+        usage("--overlay-to and --source-to go with one MODEL", "bump")
+    registry, repos = project_registry(common.options()), upstream(common)
+    resolutions = [resolution_of(model, registry) for model in models or entries_of(registry)]
+    outcomes = [_outcome(resolution, repos, source_to, overlay_to) for resolution in resolutions]
+    moving = [outcome for outcome in outcomes if outcome.pair is not None and outcome.result == "would-bump"]
+    lock = None
+    if moving and not dry_run:
+        _write(registry, moving, repos)
+        lock = write_lock(common, registry, [outcome.resolution.model for outcome in moving])
+        outcomes = [replace(outcome, result="bumped") if outcome in moving else outcome for outcome in outcomes]
+    traffic = repos.histories.traffic
+    document = Bumped(
+        registry=registry.path,
+        lock=lock,
+        dry_run=dry_run,
+        models=tuple(_model(outcome) for outcome in outcomes),
+        bytes_fetched=traffic.nbytes if traffic else 0,
+    )
+    common.output.result(document, lambda: _text(document, outcomes))
+    if error := next((outcome.error for outcome in outcomes if outcome.error), None):
+        raise click.exceptions.Exit(error.exit_status)
+    if any(outcome.result == "refused" for outcome in outcomes):
+        raise click.exceptions.Exit(CheckFailed.exit_status)
+
+
+def _outcome(resolution: Resolution, repos: Repos, source_to: str | None, overlay_to: str | None) -> _Outcome:
+    try:
+        if source_to or overlay_to:
+            return _to_target(resolution, repos, source_to, overlay_to)
+        return _to_newest(resolution, repos)
+    except OverlayError as error:
+        return _Outcome(resolution, "unknown", error=error)
+
+
+def _to_newest(resolution: Resolution, repos: Repos) -> _Outcome:
+    found = search(resolution, repos)
+    if found.pair is not None:
+        return _Outcome(resolution, "would-bump", found.pair, found.report)
+    if found.newest is None:
+        return _Outcome(resolution, "current")
+    limit = "" if found.is_whole else ", not all there are"
+    reason = f"no newer pair of commits holds ({found.pairs} looked at{limit}); at the heads: {found.reason}"
+    return _Outcome(resolution, "stays", report=found.newest, reason=reason)
+
+
+def _to_target(resolution: Resolution, repos: Repos, source_to: str | None, overlay_to: str | None) -> _Outcome:
+    entry, full = resolution.entry, repos.histories.full_commit
+    if overlay_to and entry.overlay is None:
+        usage(f"--overlay-to: {entry.model} has no overlay", "bump")
+    source = full(entry.source.repo, source_to) if source_to else entry.source.revision
+    overlay = full(entry.overlay.repo, overlay_to) if overlay_to and entry.overlay else pins_of(entry).overlay
+    pair = Pair(source, overlay)
+    if pair == pins_of(entry):
+        return _Outcome(resolution, "current")
+    before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
+    report = without_lock(check_model(moved_to(resolution, pair), repos.inventory, before=before))
+    result: Result = "would-bump" if report.status == "passed" else "refused"
+    return _Outcome(resolution, result, pair, report, error=None if report.status == "failed" else report.trouble)
+
+
+def _write(registry: Registry, moving: Sequence[_Outcome], repos: Repos) -> None:
+    """Write the new pins of all models into the registry file, or none of them."""
+    pins = {outcome.resolution.model: _new_pins(outcome, repos) for outcome in moving}
+
+    def change(content: bytes, name: str) -> bytes:
+        for model, new in pins.items():
+            content = set_pins(content, name, model, new)
+        return content
+
+    change_registry(registry, change)
+
+
+def _new_pins(outcome: _Outcome, repos: Repos) -> dict[str, NewPin]:
+    """By section, with what is to be known of the overlay's files."""
+    pins: dict[str, NewPin] = {moved.role: NewPin(moved.after) for moved in _moved(outcome)}
+    if "overlay" in pins and outcome.pair is not None:
+        at = moved_to(outcome.resolution, outcome.pair)
+        overlay = repos.inventory(at).overlay
+        if overlay is not None:
+            known = overlay_identity(at.entry, overlay, read_manifest(overlay))
+            pins["overlay"] = NewPin(overlay.revision, known.overlay_fingerprint, known.materializer_version)
+    return pins
+
+
+def _moved(outcome: _Outcome) -> tuple[MovedPin, ...]:
+    """The pins that move, by what the entry has and the pair says."""
+    entry, pair = outcome.resolution.entry, outcome.pair
+    if pair is None:
+        return ()
+    moved = []
+    if pair.source is not None and pair.source != entry.source.revision:
+        moved.append(MovedPin(entry.source.repo, "source", entry.source.revision, pair.source))
+    if entry.overlay is not None and pair.overlay is not None and pair.overlay != entry.overlay.revision:
+        moved.append(MovedPin(entry.overlay.repo, "overlay", entry.overlay.revision, pair.overlay))
+    return tuple(moved)
+
+
+def _model(outcome: _Outcome) -> BumpedModel:
+    return BumpedModel(
+        model=outcome.resolution.model,
+        result=outcome.result,
+        pins=_moved(outcome),
+        reason=outcome.reason,
+        check=checked_model(outcome.report) if outcome.report else None,
+        trouble=reported(outcome.error) if outcome.error else None,
+    )
+
+
+def _text(document: Bumped, outcomes: Sequence[_Outcome]) -> Iterator[str]:
+    for outcome, model in zip(outcomes, document.models, strict=True):
+        yield f"{style(model.model, 'strong')}  {style(model.result, _ROLES.get(model.result, 'warn'))}"
+        for pin in model.pins:
+            yield f"  {pin.role}  {pin.repo}  {pin.before[:12] if pin.before else 'floating'} → {pin.after[:12]}"
+        if model.reason:
+            yield f"  {model.reason}"
+        elif outcome.report is not None:
+            yield from (f"  {line}" for line in findings_text(outcome.report))
+            if outcome.report.cost is not None:
+                yield f"  cost  {outcome.report.cost} ({outcome.report.compared} compared)"
+        if model.trouble is not None:
+            yield from trouble_text(model.trouble)
+        if model.result == "refused":
+            yield "  not written: the contract is broken there"
+    files = " and ".join(shown_path(file) for file in (document.registry, document.lock) if file)
+    state = "written" if any(model.result == "bumped" for model in document.models) else "unchanged"
+    yield f"{files} {state} · {format_bytes(document.bytes_fetched)} fetched"

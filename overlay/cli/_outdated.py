@@ -1,0 +1,210 @@
+"""What ``overlay outdated`` does and prints: what moved upstream, and what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from overlay.cli._check import CheckedModel, checked_model
+from overlay.cli._errors import ErrorReport  # noqa: TC001  # the JSON schema is made of it
+from overlay.cli._output import Role, columns, style
+from overlay.cli._project import entries_of, reported, resolution_of, trouble_text, upstream
+from overlay.contract.upkeep import outdated as look
+from overlay.formats.wording import counted, format_bytes
+from overlay.registry import load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from overlay.cli._options import Common
+    from overlay.contract.upkeep import Outlook, RepoState
+
+__all__ = ["MovedRepo", "Outdated", "OutdatedModel", "run_outdated"]
+
+_ADVICE: dict[str, tuple[str, Role]] = {
+    "current": ("at the heads", "good"),
+    "bump": ("bump", "warn"),
+    "stay": ("stay on the pins: safe", "warn"),
+    "repair": ("the pins do not hold, and nothing newer does", "bad"),
+    "unknown": ("not told", "warn"),
+}
+_SHOWN = 20
+"""Files of a kind that the text names."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRepo:
+    """One repo of a model.
+
+    Attributes:
+        pinned: 40 hex digits; null where it floats.
+        head: Commit of its branch; null where that could not be told.
+        behind: Commits between pin and head; null where the history, as far as it is known, lacks the pin.
+        added: Files that are new and needed at the head.
+        removed: Files that are needed at the pin, and gone.
+        renamed: Needed files, from the old path to the new one.
+        changed: Needed files with other content.
+        why: What could not be told, and why; null where everything was.
+    """
+
+    repo: str
+    role: Literal["source", "overlay", "need"]
+    pinned: str | None
+    head: str | None
+    behind: int | None
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    renamed: dict[str, str]
+    changed: tuple[str, ...]
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutdatedModel:
+    """One model.
+
+    Attributes:
+        advice: ``current``: source and overlay are at their heads. ``bump``: by ``command``. ``stay``: nothing newer
+            holds, and the pins do. ``repair``: neither does. ``unknown``: it could not be told.
+        attention: Whether somebody should do or decide something.
+        reason: Why the heads do not hold; null where they do or are not known.
+        command: The command that follows the advice; null where there is none.
+        pinned: The check of the pins.
+        heads: The check of the heads of source and overlay, against the pins; null where those are the pins.
+        pairs: Pairs of commits that were looked at for a newer one.
+        trouble: Why something could not be told.
+    """
+
+    model: str
+    advice: Literal["current", "bump", "stay", "repair", "unknown"]
+    attention: bool
+    reason: str | None
+    command: str | None
+    repos: tuple[MovedRepo, ...]
+    pinned: CheckedModel
+    heads: CheckedModel | None
+    pairs: int
+    trouble: ErrorReport | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """What ``overlay outdated`` prints."""
+
+    registry: str
+    models: tuple[OutdatedModel, ...]
+    bytes_fetched: int
+
+
+def run_outdated(common: Common, models: Sequence[str], *, exit_code: bool) -> None:
+    """What the command does."""
+    registry, repos = load_registry(common.registry), upstream(common)
+    outlooks = [look(resolution_of(model, registry), repos) for model in models or entries_of(registry)]
+    traffic = repos.histories.traffic
+    document = Outdated(
+        registry=registry.path,
+        models=tuple(_model(common, outlook) for outlook in outlooks),
+        bytes_fetched=traffic.nbytes if traffic else 0,
+    )
+    common.output.result(document, lambda: _text(document))
+    if trouble := next((outlook.trouble for outlook in outlooks if outlook.trouble), None):
+        raise click.exceptions.Exit(trouble.exit_status)
+    if exit_code and any(model.attention for model in document.models):
+        raise click.exceptions.Exit(1)
+
+
+def _model(common: Common, outlook: Outlook) -> OutdatedModel:
+    found, command = outlook.search, None
+    if found is not None and found.pair is not None:
+        command = common.command("bump", outlook.model, *_targets(outlook.repos, found.pair.source, found.pair.overlay))
+    reason = found.reason if found and found.newest and found.newest.status != "passed" else None
+    return OutdatedModel(
+        model=outlook.model,
+        advice=outlook.advice,
+        attention=outlook.advice in ("bump", "stay", "repair"),
+        reason=reason,
+        command=command,
+        repos=tuple(_repo(state) for state in outlook.repos),
+        pinned=checked_model(outlook.pinned),
+        heads=checked_model(found.newest) if found and found.newest else None,
+        pairs=found.pairs if found else 0,
+        trouble=reported(outlook.trouble) if outlook.trouble else None,
+    )
+
+
+def _targets(states: Sequence[RepoState], source: str | None, overlay: str | None) -> Iterator[str]:
+    """The options that name a pair, of each repo that moves."""
+    pinned = {state.role: state.pinned for state in states}
+    for role, commit in (("source", source), ("overlay", overlay)):
+        if commit is not None and commit != pinned.get(role):  # type: ignore[call-overload]  # roles are words
+            yield from (f"--{role}-to", commit)
+
+
+def _repo(state: RepoState) -> MovedRepo:
+    return MovedRepo(
+        repo=state.repo,
+        role=state.role,
+        pinned=state.pinned,
+        head=state.head,
+        behind=state.behind,
+        added=state.changes.added,
+        removed=state.changes.removed,
+        renamed=dict(state.changes.renamed),
+        changed=state.changes.changed,
+        why=state.why,
+    )
+
+
+def _text(document: Outdated) -> Iterator[str]:
+    for model in document.models:
+        yield from _model_text(model)
+    if not document.models:
+        yield f"{document.registry}: has no models of its own"
+    yield f"{format_bytes(document.bytes_fetched)} fetched"
+
+
+def _model_text(model: OutdatedModel) -> Iterator[str]:
+    words, role = _ADVICE[model.advice]
+    yield f"{style(model.model, 'strong')}  {style(words, role)}"
+    yield from columns([[repo.role, repo.repo, _moved(repo)] for repo in model.repos])
+    for repo in model.repos:
+        yield from (f"    {line}" for line in _files(repo))
+    for where, check in (("pins", model.pinned), ("heads", model.heads)):
+        errors = [finding for finding in check.findings if finding.severity == "error"] if check else []
+        yield from (f"  at the {where}: {finding.code}: {finding.message}" for finding in errors)
+    if model.trouble is not None:
+        yield from trouble_text(model.trouble)
+    if model.command:
+        yield f"  advice: {model.command}"
+    elif model.advice == "stay":
+        yield f"  advice: stay; no newer pair of commits holds ({model.pairs} looked at), but the pins do"
+
+
+def _moved(repo: MovedRepo) -> str:
+    if repo.head is None:
+        return f"{_short(repo.pinned)}, head not told: {repo.why}"
+    if repo.pinned == repo.head:
+        return f"{_short(repo.head)}, the head"
+    behind = f"{counted(repo.behind, 'commit')} behind" if repo.behind else "not in its history"
+    where = behind if repo.pinned else "not pinned"
+    untouched = not (repo.added or repo.removed or repo.renamed or repo.changed)
+    return f"{_short(repo.pinned)} → {_short(repo.head)}, {where}{', no needed file touched' if untouched else ''}"
+
+
+def _files(repo: MovedRepo) -> Iterator[str]:
+    renamed = [f"{old} → {new}" for old, new in repo.renamed.items()]
+    for word, files in {
+        "renamed": renamed,
+        "removed": repo.removed,
+        "changed": repo.changed,
+        "added": repo.added,
+    }.items():
+        yield from (f"{word}  {file}" for file in files[:_SHOWN])
+        if len(files) > _SHOWN:
+            yield f"{word}  {len(files) - _SHOWN} more"
+
+
+def _short(commit: str | None) -> str:
+    return commit[:12] if commit else "floating"
