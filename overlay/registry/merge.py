@@ -170,6 +170,7 @@ class _Layer:
             "overlay": (below.overlay, entry.overlay),
             "needs": (_listed(below.needs), _listed(entry.needs)),
             "recipe": (_described(below.recipe), _described(entry.recipe)),
+            "consumers": (", ".join(below.consumers), ", ".join(entry.consumers)),
         }
         if below.overlay == entry.overlay:  # else it is plain that what was known of the old overlay is gone
             pairs["fingerprint"] = (_short(below.overlay_fingerprint), _short(entry.overlay_fingerprint))

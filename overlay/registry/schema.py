@@ -202,10 +202,13 @@ RecipeFields = Annotated[VdnH3Fields | LoraFields | MappingsFields | PythonField
 
 
 def _check_consumers(consumers: tuple[str, ...]) -> tuple[str, ...]:
-    unknown = [name for name in consumers if name not in CONSUMERS]
-    if unknown or not consumers:
-        found = f"no consumer {unknown[0]!r} is known here" if unknown else "consumers is empty"
-        raise _wrong("unknown-consumer", f"{found}; expected some of {', '.join(CONSUMERS)}")
+    problem = next((f"{name!r} is no consumer" for name in consumers if name not in CONSUMERS), None)
+    if len(set(consumers)) < len(consumers):
+        problem = problem or "a consumer is named twice"
+    if problem or not consumers:
+        raise _wrong(
+            "unknown-consumer", f"{problem or 'no consumer is named'}; expected some of {', '.join(CONSUMERS)}"
+        )
     return consumers
 
 

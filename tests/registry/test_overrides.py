@@ -53,6 +53,16 @@ def test_order_of_overrides(tmp_path: Path) -> None:
     assert found(None, {"OVERLAY_REGISTRY": ""}) == (str(tmp_path / "registry.yaml"), C)
 
 
+def test_consumers_are_replaced_whole(tmp_path: Path) -> None:
+    """An override names its consumers anew, and the user is told; without them those below stay."""
+    registry = load_text(tmp_path, registry_text(f"  {VDN}:\n    consumers: [overlay]\n"))
+    untouched = load_text(tmp_path, overlay_at(A))
+
+    assert registry.entries[VDN].consumers == ("overlay",)
+    assert registry.replaced[VDN] == (f"consumers overlay replaces overlay, sglang ({tmp_path}/mine.yaml:3:3)",)
+    assert untouched.entries[VDN].consumers == ("overlay", "sglang")
+
+
 def test_nearest_project_file_counts(tmp_path: Path) -> None:
     """Of two registry files above the working directory the nearer one is in force."""
     inner = tmp_path / "inner"

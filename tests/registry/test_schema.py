@@ -115,6 +115,23 @@ def test_commit_of_digits_stays_text(tmp_path: Path) -> None:
         assert entry.source.revision == digits
 
 
+def test_places_are_those_of_the_values_to_edit(tmp_path: Path) -> None:
+    """A pin stands where its revision does, a recipe and an entry at their keys; equality does not look at that."""
+    entry = load_text(tmp_path, VALID).entries["acme/model"]
+
+    assert [str(pin.place).removeprefix(f"{tmp_path}/") for pin in entry.pins] == ["mine.yaml:5:7", "mine.yaml:8:7"]
+    assert (entry.place.line, entry.recipe.place.line) == (3, 9)
+    assert entry == load_text(tmp_path, VALID.replace("models:", "\nmodels:")).entries["acme/model"]
+
+
+def test_consumers_are_both_unless_named(tmp_path: Path) -> None:
+    """An entry holds for this program and for sglang, or for whom it names."""
+    only = VALID.replace("    recipe:", "    consumers: [sglang]\n    recipe:")
+
+    assert load_text(tmp_path, VALID).entries["acme/model"].consumers == ("overlay", "sglang")
+    assert load_text(tmp_path, only).entries["acme/model"].consumers == ("sglang",)
+
+
 # (what is replaced in VALID, by what, the code, line:column, part of the message, part of the hint)
 CASES = {
     "unknown key": (
@@ -133,6 +150,30 @@ CASES = {
         "2:1",
         "key model",
         "did you mean models?",
+    ),
+    "unknown consumer": (
+        "    recipe:",
+        "    consumers: [sglang, vllm]\n    recipe:",
+        "unknown-consumer",
+        "9:5",
+        "'vllm' is no consumer; expected some of overlay, sglang",
+        "",
+    ),
+    "consumer twice": (
+        "    recipe:",
+        "    consumers: [sglang, sglang]\n    recipe:",
+        "unknown-consumer",
+        "9:5",
+        "named twice",
+        "",
+    ),
+    "no consumer": (
+        "    recipe:",
+        "    consumers: []\n    recipe:",
+        "unknown-consumer",
+        "9:5",
+        "no consumer is named",
+        "",
     ),
     "key of no resemblance": (
         "source:",
