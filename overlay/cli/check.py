@@ -142,9 +142,13 @@ def _check_models(
 
 def _resolutions(registry: Registry, models: Sequence[str]) -> dict[str, Resolution]:
     """What is to be checked: what was named, else every entry of the file in force."""
-    from overlay.registry import resolve
+    from overlay.registry import load_registry, resolve
 
-    names = models or [model for model, entry in registry.entries.items() if entry.place.file == registry.path]
+    names = models
+    if not models:
+        # Without sglang's variable: it may have the last word on an entry, and that is still one of the file.
+        own = load_registry(Path(registry.path), environ={}).entries.values()
+        names = [entry.model for entry in own if entry.place.file == registry.path]
     return {resolution.model: resolution for resolution in (resolve(name, registry) for name in names)}
 
 

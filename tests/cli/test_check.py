@@ -18,6 +18,7 @@ from support.models import readable_by_all
 from support.users import other_user
 
 from overlay.cli._main import run
+from overlay.demo.checkpoint import OVERLAY_REPO
 from overlay.demo.registry import write_registry
 from overlay.demo.revisions import bump_rename, move_source
 
@@ -109,6 +110,18 @@ def test_all_entries_of_the_file_are_checked(project: Path, said: Callable[..., 
     document = json.loads(said("--json")[0])
     assert [model["model"] for model in document["models"]] == [MODEL]
     assert document["base"] is None
+
+
+def test_an_entry_that_sglangs_variable_changes_is_checked(
+    project: Path, hub: HubFolder, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[str, str]]
+) -> None:
+    """It is still one of the file, with the pins that are in force; the finding stands where these are."""
+    moved = next_overlay(hub, "variable")
+    told = {MODEL: {"overlay_repo_id": OVERLAY_REPO, "overlay_revision": moved.overlay}}
+    monkeypatch.setenv("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", json.dumps(told))
+    [model] = json.loads(said("--json")[0])["models"]
+    assert model["model"] == MODEL
+    assert any(finding["file"] == "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY" for finding in model["findings"])
 
 
 def test_a_removed_entry_is_named(project: Path, tmp_path: Path, said: Callable[..., tuple[str, str]]) -> None:

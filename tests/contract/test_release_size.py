@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -116,7 +118,12 @@ def test_released_widths_are_checked_without_payload(
 ) -> None:
     """With real weights of the released widths behind the headers, none of them is sent."""
     hub = write_hub(tmp_path / "hub", preset="release-dims", blocks=1)
-    with HubServer(hub.root) as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+    with (
+        ExitStack() as stack,
+        HubServer(hub.root) as server,
+        client_of(server, monkeypatch, tmp_path / "hf/hub"),
+    ):
+        stack.callback(shutil.rmtree, hub.root)  # gigabytes
         document = checked(capsys, tmp_path, hub)
         assert document["models"][0]["model"] == MODEL
         assert document["bytes_fetched"] == sent(server) < MOST
