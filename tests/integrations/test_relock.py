@@ -204,6 +204,16 @@ def test_failing_lock(checkout: Checkout) -> None:
     assert branches(checkout) == before
 
 
+def test_ignored_lock(checkout: Checkout) -> None:
+    """A lock that git is told to ignore is an error, not a current lock."""
+    (checkout.work / ".git/info/exclude").write_text("*.lock\n")
+
+    ran = relock(checkout)
+
+    assert ran.status == 1
+    assert "ignored" in ran.log
+
+
 def test_hooks_of_the_checkout_do_not_run(checkout: Checkout) -> None:
     """A hook that an earlier step, such as pre-commit, left behind has no say."""
     for name in ("pre-commit", "pre-push"):
