@@ -296,8 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self, items: Sequence[Mapping[str, Any]], start: int, size: int, following: str) -> _Answer:
         answer = _json(items[start : start + size])
         if start + size < len(items):
-            url = f"{self.hub.url}{urlsplit(self.path).path}?{following}"
-            answer.headers["Link"] = f'<{url}>; rel="next"'
+            answer.headers["Link"] = f'<{self.hub.url}{urlsplit(self.path).path}?{following}>; rel="next"'
         return answer
 
     def _file(self, entry: Entry | None, fault: Fault, *, redirect: bool) -> _Answer:

@@ -187,7 +187,8 @@ def _moved(repo: MovedRepo) -> str:
         return f"{_short(repo.pinned)}, head not told: {repo.why}"
     if repo.pinned == repo.head:
         return f"{_short(repo.head)}, the head"
-    behind = f"{counted(repo.behind, 'commit')} behind" if repo.behind else "not in its history"
+    # A forced push, a folder without a history, or a pin from long ago.
+    behind = f"{counted(repo.behind, 'commit')} behind" if repo.behind else "how far behind is not known"
     where = behind if repo.pinned else "not pinned"
     untouched = not (repo.added or repo.removed or repo.renamed or repo.changed)
     return f"{_short(repo.pinned)} → {_short(repo.head)}, {where}{', no needed file touched' if untouched else ''}"

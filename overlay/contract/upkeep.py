@@ -84,7 +84,8 @@ def outdated(resolution: Resolution, repos: Repos) -> Outlook:
             behind = repos.histories.behind(pin.repo, pin.revision) if pin.revision not in (None, head) else 0
             states.append(RepoState(pin.repo, role, pin.revision, head, behind))
         except OverlayError as error:
-            trouble = trouble or error
+            if role != "need":  # where those are changes no advice
+                trouble = trouble or error
             states.append(RepoState(pin.repo, role, pin.revision, None, why=error.message))
     found: Search | None = None
     try:
@@ -99,7 +100,7 @@ def outdated(resolution: Resolution, repos: Repos) -> Outlook:
 def _advice(states: Sequence[RepoState], pinned: Report, found: Search | None, trouble: OverlayError | None) -> Advice:
     if found is not None and found.pair is not None:
         return "bump"
-    if trouble is not None or any(state.head is None for state in states):
+    if trouble is not None or any(state.head is None and state.role != "need" for state in states):
         return "unknown"
     if pinned.status != "passed":
         return "repair" if pinned.status == "failed" else "unknown"

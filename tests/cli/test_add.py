@@ -192,8 +192,8 @@ def test_add_at_named_commits(world: Upstream, document: Callable[..., dict[str,
     assert entry.recipe.options == {"stage": STAGE}
 
 
-def test_add_lora(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
-    """A base and adapters of several repos, in order, without an overlay."""
+def test_h30_add_pins_base_and_adapter_apart(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """Base and adapters of several repos, each at a commit of its own, without an overlay."""
     document("init")
     [file] = [path.name for path in (world.first.root / LORA_REPO / LORA_REVISION).glob("*.safetensors")]
 
@@ -207,6 +207,7 @@ def test_add_lora(world: Upstream, document: Callable[..., dict[str, Any]]) -> N
         "base": {"repo": OTHER, "path": "h3-base/transformer"},
         "adapters": [{"repo": LORA_REPO, "path": file}],
     }
+    assert [pin.revision for pin in entry.pins] == [world.first.source, LORA_REVISION]
     assert found["check"]["compared"]["pairs"] > 0
 
 
@@ -223,6 +224,17 @@ def test_add_what_does_not_fit_together(world: Upstream, capsys: pytest.CaptureF
     assert "unchanged" in out
     assert world.registry.read_bytes() == before
     assert [world.registry] == list(world.project.iterdir())
+
+
+def test_h28_add_at_a_commit_of_another_hub(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A commit that this Hub does not have, copied from a mirror that counts its own, is no pin."""
+    assert run(["init"]) == 0
+    before = world.registry.read_bytes()
+
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO, "--source-rev", "d" * 40]) == 1
+
+    assert "error[vanished]" in capsys.readouterr().out
+    assert world.registry.read_bytes() == before
 
 
 @pytest.mark.parametrize(

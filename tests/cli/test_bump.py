@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.no_torch
 
+OTHER = "acme/other"
 SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
 
 
@@ -268,6 +269,45 @@ def test_what_cannot_be_edited_is_left_alone(locked: Upstream, capsys: pytest.Ca
 
     assert "error[cannot-edit]" in capsys.readouterr().err
     assert locked.registry.read_bytes() == before
+
+
+@pytest.fixture
+def two(locked: Upstream) -> Upstream:
+    """A second model in the project, of the same files under another name."""
+    (locked.first.root / OTHER).parent.mkdir()
+    (locked.first.root / OTHER).symlink_to(locked.first.source_folder.parent)
+    entry = locked.registry.read_text().partition("models:\n")[2].replace(MODEL, OTHER)
+    locked.registry.write_text(locked.registry.read_text() + entry)
+    assert run(["lock", "--quiet"]) == 0
+    locked.commit_source("Say more")
+    locked.server.content.history[OTHER] = locked.server.content.history[MODEL]
+    return locked
+
+
+def test_bump_all(two: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """All models of the file move in one write, each to what it needs, and are locked together."""
+    found = document("bump", "--all")
+
+    assert [(model["model"], model["result"]) for model in found["models"]] == [(MODEL, "bumped"), (OTHER, "bumped")]
+    assert two.registry.read_text().count(two.now.source) == 2
+    lock = read_lock(Path(found["lock"]))
+    assert lock is not None
+    assert {model: locked.repos[model].revision for model, locked in lock.models.items()} == {
+        MODEL: two.now.source,
+        OTHER: two.now.source,
+    }
+
+
+def test_trouble_with_one_model_does_not_hold_up_the_others(
+    two: Upstream, document: Callable[..., dict[str, Any]]
+) -> None:
+    """What can be told is written; for the rest there is a status."""
+    two.server.fault(path=f"/api/models/{OTHER}/revision/main", status=503)
+
+    found = document("bump", "--all", status=5)
+
+    assert [(model["model"], model["result"]) for model in found["models"]] == [(MODEL, "bumped"), (OTHER, "unknown")]
+    assert two.registry.read_text().count(two.now.source) == 1
 
 
 def test_dry_run_writes_nothing(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:

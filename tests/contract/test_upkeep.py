@@ -236,6 +236,17 @@ def test_need_that_moved(world: Upstream) -> None:
     assert state(outlook, NEEDS_REPO).changes.added == ("tokenizer/extra.json",)
 
 
+def test_need_whose_head_cannot_be_told(world: Upstream) -> None:
+    """Where a need's branch is changes no advice, so not to know it is said and keeps nothing up."""
+    world.commit_source("Say more")
+    world.server.fault(path=f"/api/models/{NEEDS_REPO}/revision/main", status=503)
+
+    outlook = look(world)
+
+    assert (outlook.advice, outlook.trouble) == ("bump", None)
+    assert NEEDS_REPO in (state(outlook, NEEDS_REPO).why or "")
+
+
 def test_source_that_floats(world: Upstream) -> None:
     """A repo without a commit can be pinned to the newest one that holds."""
     text = world.registry.read_text().replace(f"revision: {world.first.source}", "floating: nobody knows")
