@@ -13,7 +13,7 @@ from support.upstream import SPEC, Upstream, upstream_hub
 
 from overlay.cli._main import run
 from overlay.consumers.sglang import overlay_fingerprint
-from overlay.demo.checkpoint import NEEDS_REVISION
+from overlay.demo.checkpoint import NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.registry.lock import read_lock
 
@@ -156,6 +156,23 @@ def test_outdated_knows_only_models(locked: Upstream) -> None:
     assert locked.server.asked() == []
 
 
+def test_outdated_in_an_empty_project(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A registry without models of its own has nothing to look after; models below it are looked at by name."""
+    world.registry.write_text("schema_version: 1\nmodels: {}\n")
+
+    assert "has no models of its own" in said(capsys, "outdated", "--exit-code")
+    assert world.server.asked() == []
+    assert MODEL in said(capsys, "outdated", MODEL)
+
+
+def test_outdated_offline(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """Without requests nothing is known of upstream, and that is no advice."""
+    [model] = document("outdated", "--offline", status=3)["models"]
+
+    assert (model["advice"], model["attention"]) == ("unknown", False)
+    assert locked.server.asked() == []
+
+
 # bump
 
 
@@ -269,6 +286,20 @@ def test_what_cannot_be_edited_is_left_alone(locked: Upstream, capsys: pytest.Ca
 
     assert "error[cannot-edit]" in capsys.readouterr().err
     assert locked.registry.read_bytes() == before
+
+
+def test_bump_from_a_hub_folder(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder in the place of the Hub is followed to where its links `main` lead, without a request."""
+    locked.commit_source("Say more")
+    root = locked.first.root
+    for repo, commit in ((SOURCE_REPO, locked.now.source), (OVERLAY_REPO, locked.now.overlay)):
+        (root / repo / "main").symlink_to(commit)
+
+    out = said(capsys, "bump", MODEL, "--hub", str(root))
+
+    assert "bumped" in out
+    assert pins(locked) == (locked.now.source, locked.first.overlay)
+    assert locked.server.asked() == []
 
 
 @pytest.fixture
