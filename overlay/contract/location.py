@@ -1,4 +1,4 @@
-"""Where a server looks for the output, held against where it looked before."""
+"""Where a server looks for the output, held against what the registry says and against where it looked before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from overlay.contract.finding import found
 from overlay.contract.reading import is_broken
 from overlay.errors import OverlayError
 from overlay.planning.location import overlay_identity
+from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,7 +23,51 @@ _SHORT = 12
 
 
 def check_location(subject: Subject) -> Iterator[Finding]:
-    """``location-changed``: the directory's name is another one than before the change, or than in the lock."""
+    """``fingerprint-differs``, ``source-revision-differs`` and ``location-changed``."""
+    yield from _fingerprint_differs(subject)
+    yield from _source_revision_differs(subject)
+    yield from _location_changed(subject)
+
+
+def _fingerprint_differs(subject: Subject) -> Iterator[Finding]:
+    """The registry's fingerprint is not that of the overlay's files: what reads no file looks in a wrong place."""
+    entry, now = subject.entry, _where(subject)
+    said = entry.overlay_fingerprint
+    if entry.overlay is None or now is None or said in (None, now[1]["overlay_fingerprint"]):
+        return
+    fingerprint = now[1]["overlay_fingerprint"]
+    yield found(
+        "fingerprint-differs",
+        entry,
+        f"the registry says that the files of {entry.overlay} have the fingerprint {_short(said)}, and they have"
+        f" {_short(fingerprint)}: `overlay path` and `overlay resolve` look in a directory that no server uses",
+        place=entry.overlay.place,
+        fix=f"write fingerprint: {fingerprint}, or leave it out",
+        said=said,
+        fingerprint=fingerprint,
+    )
+
+
+def _source_revision_differs(subject: Subject) -> Iterator[Finding]:
+    """The overlay's manifest names another commit of the source than the entry."""
+    entry, manifest = subject.entry, subject.manifest
+    named = manifest.source_revision if manifest else None
+    if not named or entry.source.revision in (None, LOCAL, named):
+        return
+    yield found(
+        "source-revision-differs",
+        entry,
+        f"the overlay's manifest names {entry.source.repo} at {_short(named)}, the entry pins {entry.source}: a server"
+        " that resolves the overlay by itself takes the manifest's, unless its own registry names one",
+        place=entry.source.place,
+        fix=f"overlay bump {entry.model} --source-to {named}",
+        manifest=named,
+        pinned=entry.source.revision,
+    )
+
+
+def _location_changed(subject: Subject) -> Iterator[Finding]:
+    """The directory's name is another one than before the change, or than in the lock."""
     now = _where(subject)
     if now is None:
         return

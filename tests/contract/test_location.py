@@ -52,6 +52,42 @@ def source_pinned(hub: HubFolder) -> HubFolder:
     return bumped
 
 
+def test_a_fingerprint_of_other_files(tmp_path: Path) -> None:
+    """An overlay moved without its fingerprint: what reads no file would look in a directory that no server uses."""
+    hub = make_hub(tmp_path)
+    text = f"""\
+schema_version: 1
+models:
+  {MODEL}:
+    source: {{revision: {hub.source}}}
+    overlay:
+      repo: kevin-mi/VDN-H3-overlay
+      revision: {hub.overlay}
+      fingerprint: {"0" * 64}
+"""
+    [finding] = check_location(subject_of(hub, tmp_path, registry=text))
+
+    assert (finding.code, finding.severity) == ("fingerprint-differs", "error")
+    assert finding.severities == {"overlay": "error", "sglang": "note"}
+    assert str(finding.place).endswith(":7:7")
+    assert str(finding.data["fingerprint"]) in str(finding.fix)
+    fixed = text.replace("0" * 64, str(finding.data["fingerprint"]))
+    assert list(check_location(subject_of(hub, tmp_path, registry=fixed))) == []
+
+
+def test_a_manifest_that_names_another_source_commit(tmp_path: Path) -> None:
+    """A server would build from the manifest's commit, this program from the entry's."""
+    hub = make_hub(tmp_path)
+    moved = source_pinned(hub)
+    [finding] = check_location(subject_of(moved, tmp_path))
+
+    assert (finding.code, finding.severity) == ("source-revision-differs", "warning")
+    assert finding.place.line == 4
+    assert finding.fix == f"overlay bump {MODEL} --source-to {'5' * 40}"
+    edit_json(moved.overlay_folder / MANIFEST, lambda it: it.update(source_revision=hub.source))
+    assert list(check_location(subject_of(moved, tmp_path))) == []
+
+
 @pytest.mark.parametrize(
     ("bump", "reasons"),
     [
@@ -74,7 +110,7 @@ def test_another_location_than_before(
     before = subject_of(hub, tmp_path)
     subject = subject_of(bump(hub), tmp_path, before=before)
 
-    (finding,) = check_location(subject)
+    (finding,) = [found for found in check_location(subject) if found.code == "location-changed"]
 
     assert finding.code == "location-changed"
     assert finding.severities == {"overlay": "note", "sglang": "warning"}
@@ -106,7 +142,7 @@ def test_another_location_than_in_the_lock(tmp_path: Path) -> None:
     bumped = next_overlay(hub, "moved")
     subject = subject_of(bumped, tmp_path, locked=locked_at(old, location_of(old)))
 
-    (finding,) = check_location(subject)
+    (finding,) = [found for found in check_location(subject) if found.code == "location-changed"]
 
     assert finding.data == {"before": location_of(old), "after": location_of(subject)}
     assert f"kevin-mi/VDN-H3-overlay {hub.overlay[:12]} is now {bumped.overlay[:12]};" in finding.message
