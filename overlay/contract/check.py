@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +28,7 @@ from overlay.hub import FolderRepo, HubRepo
 from overlay.planning.recipes import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from overlay.contract.cost import Compared
     from overlay.contract.subject import Check
@@ -128,12 +128,23 @@ def check(subject: Subject, open_other: Callable[[Pin], Repo] | None = None) -> 
     Args:
         open_other: As of :func:`check_model`.
     """
+    checks: tuple[Check, ...] = (*CHECKS, partial(check_bases, open_other=open_other))
+    try:
+        return _check(subject, checks)
+    except _FormerUnreadableError:
+        return _check(replace(subject, before=None), checks)
+
+
+class _FormerUnreadableError(Exception):
+    """What the model was before cannot be read any more: then it is checked as if it was new."""
+
+
+def _check(subject: Subject, checks: Sequence[Check]) -> Report:
     entry, findings = subject.entry, list(_lost(subject))
     plan = the_cost = None
     trouble: OverlayError | None = None
     try:
         prefetch(subject)
-        checks: tuple[Check, ...] = (*CHECKS, partial(check_bases, open_other=open_other))
         for run in checks:
             trouble = _run(run, subject, findings) or trouble
         plan = _plan(subject)
@@ -155,6 +166,8 @@ def _run(run: Check, subject: Subject, findings: list[Finding]) -> OverlayError 
     except (TryAgain, CannotWrite):
         raise
     except OverlayError as error:
+        if _is_of_former(error, subject):
+            raise _FormerUnreadableError from error
         told, trouble = _told(error, subject.entry)
         findings += told or ([] if trouble or _is_explained(findings) else [_plan_refused(error, subject.entry)])
         return trouble
@@ -166,6 +179,17 @@ def _lost(subject: Subject) -> Iterator[Finding]:
     for repo in subject.inventory.repos.values():
         if isinstance(repo, HubRepo) and repo.lost is not None:
             yield from _told(repo.lost, subject.entry)[0]
+
+
+def _is_of_former(error: OverlayError, subject: Subject) -> bool:
+    """Whether a repo cannot be read at the commit that it was pinned at before."""
+    if subject.before is None or not isinstance(error, Refused | NotHere):
+        return False
+    now, former = (
+        {(repo.repo, repo.revision) for repo in inventory.repos.values()}
+        for inventory in (subject.inventory, subject.before.inventory)
+    )
+    return (error.data.get("repo"), error.data.get("revision")) in former - now
 
 
 def _told(error: OverlayError, entry: Entry) -> tuple[list[Finding], OverlayError | None]:

@@ -265,6 +265,7 @@ class HubRepo:
                 code=self.lost.code,
                 hint=self.lost.hint,
                 repo=self.repo,
+                revision=self.revision,
                 missing=missing,
             )
         return NotHere(
@@ -272,6 +273,7 @@ class HubRepo:
             code="not-cached",
             hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset); an interrupted download?",
             repo=self.repo,
+            revision=self.revision,
             missing=missing,
             snapshot=str(self.snapshot),
         )
@@ -297,6 +299,7 @@ class HubRepo:
                 code="not-cached",
                 hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset), or give --hub DIR",
                 repo=self.repo,
+                revision=self.revision,
                 snapshot=str(self.snapshot),
             )
         return tree

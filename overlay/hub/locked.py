@@ -126,6 +126,7 @@ class LockedRepo:
             code="not-cached",
             hint="run it once with a connection (without --offline, HF_HUB_OFFLINE unset), or: overlay lock",
             repo=self.repo,
+            revision=self.revision,
             missing=list(paths),
         )
 

@@ -33,6 +33,7 @@ MODEL = "OpenVDN/vdn-minimax-h3"
         (["resolve", MODEL], 0),
         (["resolve", MODEL, "--json"], 0),
         (["path", MODEL], 3),
+        (["check", MODEL, "--offline"], 3),
         (["cache", "ls"], 0),
         (["cache", "gc", "--max-size", "1TB"], 0),
         (["lease", MODEL, "--for", "1h"], 3),
@@ -40,7 +41,7 @@ MODEL = "OpenVDN/vdn-minimax-h3"
     ids=str,
 )
 def test_queries_import_nothing_heavy(args: list[str], status: int) -> None:
-    """Help, resolve, path, lease and cache import neither torch nor the Hub client's network stack."""
+    """Help, resolve, path, lease, cache and check --offline import neither torch nor the client's network stack."""
     done = subprocess.run([sys.executable, "-c", CODE, *args], capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines()[-1] == f"{status} []"

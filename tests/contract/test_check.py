@@ -9,12 +9,13 @@ import pytest
 from hub_server import HubServer
 from support.contracts import MODEL, codes, make_hub, next_source, subject_of
 from support.hubs import client_of
-from support.models import vdn_registry
 
 from overlay.contract import check as runner
 from overlay.contract.check import Report, check, check_model
 from overlay.contract.finding import found
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO
+from overlay.demo.registry import write_registry
+from overlay.demo.revisions import bump_turbo_block
 from overlay.errors import BrokenInput, NotHere, Refused, TryAgain
 from overlay.fingerprint import DigestMemo
 from overlay.hub import Traffic, take_inventory
@@ -47,11 +48,18 @@ def server(hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         yield server
 
 
+def registry_of(hub: HubFolder, folder: Path) -> Path:
+    """A registry that pins the revisions which ``hub`` stands for."""
+    path = folder / f"registry-{hub.source[:8]}-{hub.overlay[:8]}.yaml"
+    write_registry(path, hub)
+    return path
+
+
 def online(hub: HubFolder, folder: Path, *, offline: bool = False, before: HubFolder | None = None) -> Report:
     """The report on a hub's revisions, opened as the command line does."""
 
     def resolution(pins: HubFolder) -> Resolution:
-        return resolve(MODEL, load_registry(vdn_registry(folder, pins), environ={}))
+        return resolve(MODEL, load_registry(registry_of(pins, folder), environ={}))
 
     def take(resolution: Resolution, _locked: LockedModel | None) -> Inventory:
         memo = DigestMemo(None, write=False)
@@ -84,7 +92,7 @@ def test_gated_is_skipped(hub: HubFolder, server: HubServer, tmp_path: Path, rep
     assert (finding.code, finding.severity, finding.data["repo"]) == ("skipped", "note", repo)
     assert finding.fix is not None
     assert "accept the terms" in finding.fix
-    entry = load_registry(vdn_registry(tmp_path, hub), environ={}).entries[MODEL]
+    entry = load_registry(registry_of(hub, tmp_path), environ={}).entries[MODEL]
     assert finding.place == next(pin.place for pin in entry.pins if pin.repo == repo)
 
 
@@ -191,6 +199,20 @@ def test_a_former_revision_that_is_gone_is_no_obstacle(hub: HubFolder, server: H
     report = online(hub, tmp_path, before=replace(hub, source="d" * 40))
 
     assert (report.status, report.cost) == ("passed", None)
+
+
+def test_a_former_revision_that_vanished_since_it_was_cached_is_no_fault_of_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its listing is cached, its headers cannot be had any more: the right bump away from it passes."""
+    own = make_hub(tmp_path)
+    after = bump_turbo_block(own)
+    with HubServer(own.root) as other, client_of(other, monkeypatch, tmp_path / "other/hub"):
+        online(own, tmp_path)
+        other.fault(path=f"*/resolve/{own.source}/*", status=404, code="RevisionNotFound")
+        report = online(after, tmp_path, before=own)
+
+    assert (report.status, only(report), report.cost) == ("passed", [], None)
 
 
 # The plan at the end
