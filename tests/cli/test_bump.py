@@ -371,10 +371,14 @@ def test_packaged_entry_is_overridden(world: Upstream, capsys: pytest.CaptureFix
     world.registry.write_text("schema_version: 1\nmodels: {}  # none yet\n")
     world.commit_source("Say more")
 
+    world.commit_overlay("Say more")  # the shipped fingerprint is of the published files, not of the made ones
+
     said(capsys, "bump", MODEL)
 
     assert world.registry.read_text() == (
         f"schema_version: 1\nmodels:  # none yet\n  {MODEL}:\n    source:\n      revision: {world.now.source}\n"
+        f"    overlay:\n      revision: {world.now.overlay}\n"
+        f"      fingerprint: {overlay_fingerprint(world.now.overlay_folder)}\n"
     )
     assert world.resolution().entry.needs[0].pin.revision == NEEDS_REVISION
 
