@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
-from rename_story import MODEL, Step, Story, tell
+from rename_story import MODEL, NEW, OLD, Step, Story, page, tell
 
 pytestmark = pytest.mark.slow
 
 Chapters = dict[str, tuple[list[Step], int, str, str]]
 
-OLD, NEW = "adapter_config.json", "adapter_spec.json"
+PAGE = Path(__file__).parents[1] / "docs/tutorial/a-rename-upstream.md"
+
+
+def without_figures(text: str) -> str:
+    """The text without bytes and seconds."""
+    return re.sub(r"[0-9.]+ ([kMG]?B|s)\b", "… \1", text)
 
 
 def last(story: Story, command: str) -> Step:
@@ -86,4 +94,11 @@ def test_materialize_writes_no_weight_byte(chapters: Chapters) -> None:
 
     assert step.status == 0
     assert chapters["warm"][1] == 0
-    assert "written 0" in step.stdout or "write 0 B" in step.stdout
+    assert "nothing to move" in step.stdout
+
+
+def test_page_is_of_this_program(chapters: Chapters) -> None:
+    """The tutorial shows what the commands print today; sizes and seconds are those of the run that wrote it."""
+    published, now = (without_figures(text) for text in (PAGE.read_text(), page(chapters["warm"][0])))
+
+    assert published == now

@@ -9,7 +9,7 @@ import click
 
 from overlay.cli._check import CheckedModel, checked_model
 from overlay.cli._errors import ErrorReport  # noqa: TC001  # the JSON schema is made of it
-from overlay.cli._output import Role, style
+from overlay.cli._output import Role, columns, style
 from overlay.cli._project import (
     change_registry,
     entries_of,
@@ -239,8 +239,8 @@ def _model(outcome: _Outcome) -> BumpedModel:
 def _text(document: Bumped, outcomes: Sequence[_Outcome]) -> Iterator[str]:
     for outcome, model in zip(outcomes, document.models, strict=True):
         yield f"{style(model.model, 'strong')}  {style(model.result, _ROLES.get(model.result, 'warn'))}"
-        for pin in model.pins:
-            yield f"  {pin.role}  {pin.repo}  {pin.before[:12] if pin.before else 'floating'} → {pin.after[:12]}"
+        moves = [(pin, pin.before[:12] if pin.before else "floating") for pin in model.pins]
+        yield from columns([[pin.role, pin.repo, f"{before} → {pin.after[:12]}"] for pin, before in moves])
         if model.reason:
             yield f"  {model.reason}"
         elif outcome.report is not None:

@@ -14,6 +14,7 @@ from overlay.errors import InvalidUsage, OverlayError
 from overlay.hub.history import Histories
 from overlay.hub.traffic import Traffic
 from overlay.materialization.lock import lock
+from overlay.materialization.lock_changes import EXPECTED_DROPPED
 from overlay.materialization.request import open_cache, open_memo
 from overlay.registry import load_registry, resolve
 from overlay.registry.replace import replace_file
@@ -102,11 +103,16 @@ def write_lock(common: Common, registry: Registry, models: Sequence[str]) -> str
     if not pinned:
         return None
     try:
-        return str(lock(pinned, common.options(), phase=phases(common.output)).path)
+        locking = lock(pinned, common.options(), phase=phases(common.output))
     except OverlayError:
         command = common.command("lock", *pinned)
         common.output.remark(f"{registry.path} is written, its lock is not; once this is mended: {command}")
         raise
+    for entry in locking.entries:
+        if EXPECTED_DROPPED in entry.changes:
+            command = common.command("lock", entry.model, "--from-build")
+            common.output.remark(f"{entry.model}: {EXPECTED_DROPPED}; once the new pins are built: {command} DIR")
+    return str(locking.path)
 
 
 def reported(error: OverlayError) -> ErrorReport:

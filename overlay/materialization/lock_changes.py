@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
     from overlay.registry.lock import Expected, LockedModel, LockedRepo
 
-__all__ = ["changes"]
+__all__ = ["EXPECTED_DROPPED", "changes"]
+
+EXPECTED_DROPPED = "expected output dropped: it was of other pins or another recipe"
+"""The line for an output that nobody has built yet of the pins as they are."""
 
 _SHOWN = 10
 
@@ -84,7 +87,7 @@ def _expected(before: Expected | None, after: Expected | None) -> Iterator[str]:
     if before == after:
         return
     if after is None:
-        yield "expected output dropped: it was of other pins or another recipe"
+        yield EXPECTED_DROPPED
         return
     old = before.files if before else {}
     differ = [path for path in after.files if old.get(path) != after.files[path]]
