@@ -157,7 +157,7 @@ def _take(common: Common, traffic: Traffic, resolution: Resolution, known: Locke
     from overlay.fingerprint import DigestMemo
     from overlay.hub import take_inventory
     from overlay.hub.contents import Contents
-    from overlay.hub.locked import locked_inventory
+    from overlay.hub.lock_repo import locked_inventory
     from overlay.materialization.request import open_cache
 
     root = open_cache(common.options(), create=False).root

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["lock_findings", "staleness"]
 
-LARGEST_READ = 16 * 2**20
+_LARGEST_READ = 16 * 2**20
 """Bytes of a folder's file that is read for its sha256; of a larger one the size has to do until it is used."""
 
 
@@ -82,12 +82,9 @@ def _differing(subject: Subject) -> Iterator[Finding]:
 
 
 def _differs(repo: Repo, path: str, locked: LockedFile) -> bool:
-    if repo.size(path) != locked.size:
-        return True
-    if not repo.shared_store and locked.size > LARGEST_READ:  # a folder's digest would be taken by reading it
-        return False
-    digest = repo.digest(path)
-    return digest.startswith("sha256:") and digest != f"sha256:{locked.sha256}"
+    size = repo.size(path)
+    is_listed = repo.shared_store or size <= _LARGEST_READ  # a folder's digest would be taken by reading it
+    return bool(locked.difference(size, repo.digest(path) if is_listed else ""))
 
 
 def _licenses(subject: Subject) -> Iterator[Finding]:

@@ -134,7 +134,7 @@ def _former(subject: Subject, repo: Repo) -> Mapping[str, Former]:
         sizes = ((path, _size(then, path)) for path in then.paths()) if then else ()
         return {path: Former(size, repo=then) for path, size in sizes if size is not None and then is not None}
     locked = subject.locked.repos.get(repo.repo) if subject.locked else None
-    return {path: Former(file.size, f"sha256:{file.sha256}") for path, file in (locked.files if locked else {}).items()}
+    return {path: Former(file.size, file.digest) for path, file in (locked.files if locked else {}).items()}
 
 
 def _size(repo: Repo, path: str) -> int | None:

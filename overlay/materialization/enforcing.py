@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from overlay.errors import CannotWrite, CheckFailed
 from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.os_errors import MAY_NOT_WRITE
-from overlay.formats.wording import counted
-from overlay.materialization.expected import build_again, deviations, drop_deviating
-from overlay.materialization.locked import why_not_comparable
+from overlay.formats.wording import counted, some
+from overlay.materialization.deviations import build_again, deviations, drop_deviating
+from overlay.materialization.lock_in_force import why_not_comparable
 from overlay.materialization.publishing import quarantine
 
 if TYPE_CHECKING:
@@ -17,17 +17,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.materialization.build import Made
-    from overlay.materialization.expected import Deviation, Rebuilt
+    from overlay.materialization.deviations import Deviation, Rebuilt
     from overlay.materialization.job import Job
-    from overlay.materialization.locked import LockInForce
+    from overlay.materialization.lock_in_force import LockInForce
     from overlay.materialization.publishing import Sealed
     from overlay.materialization.survey import Work
 
     _Seal = Callable[[Work, Made, Rebuilt | None], Sealed]
 
 __all__ = ["enforced"]
-
-_SHOWN = 3
 
 
 def enforced(
@@ -74,10 +72,8 @@ def _beside_content(lock: LockInForce, job: Job) -> frozenset[str]:
 def _refusal(
     lock: LockInForce, job: Job, work: Work, deviating: Sequence[Deviation], rebuilt: Rebuilt | None, kept: Path | None
 ) -> CheckFailed:
-    names = list(_names(deviating))
     num_tensors = sum(len(item.tensors) for item in deviating)
     counts = ([counted(num_tensors, "tensor")] if num_tensors else []) + [counted(len(deviating), "file")]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     again = ", also when built again by the ordered kernel" if rebuilt else ""
     other = job.cache.location_target(work.plan.location) or "DIR"
     hint = "the cache may not be written here, so nothing was kept to look at"
@@ -88,7 +84,7 @@ def _refusal(
         )
     return CheckFailed(
         f"{lock.path}: the output of {lock.model} is not as expected in {' of '.join(counts)} "
-        f"({', '.join(names[:_SHOWN])}{more}){again}; not published",
+        f"({some(_names(deviating))}){again}; not published",
         code="output-differs",
         hint=hint,
         where=str(lock.path),

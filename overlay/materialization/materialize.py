@@ -16,7 +16,7 @@ from overlay.materialization.enforcing import enforced
 from overlay.materialization.inputs import hash_ahead
 from overlay.materialization.job import Job
 from overlay.materialization.learning import settled_survey
-from overlay.materialization.locked import lock_in_force
+from overlay.materialization.lock_in_force import lock_in_force
 from overlay.materialization.lookup import remember
 from overlay.materialization.publishing import Published, publish, seal, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
-    from overlay.materialization.expected import Rebuilt
-    from overlay.materialization.locked import LockInForce
+    from overlay.materialization.deviations import Rebuilt
+    from overlay.materialization.lock_in_force import LockInForce
     from overlay.materialization.publishing import Result, Sealed
     from overlay.materialization.request import Phase
     from overlay.materialization.state import State

@@ -118,7 +118,9 @@ def verify(
 
 def _by_sha256(record: Record, registry: Registry) -> tuple[RecordedFile, ...]:
     """The outputs, by sha256 where the lock knows that of the very same file."""
-    from overlay.materialization.locked import lock_of_record  # which looks for what is published with this module
+    from overlay.materialization.lock_in_force import (
+        lock_of_record,  # which looks for what is published with this module
+    )
 
     locked = lock_of_record(record, registry)
     expected = locked.expected.files if locked and locked.expected else {}

@@ -18,6 +18,7 @@ from overlay.fingerprint import parse_digest
 from overlay.formats.files import safe_path
 from overlay.formats.local import read_small_file
 from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import counted
 from overlay.registry.entries import repo_id_problem
 
 if TYPE_CHECKING:
@@ -111,6 +112,23 @@ class LockedFile(_Section):
     tensors: Count | None = None
     header: Digest | None = None
     source: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """``sha256:<hex>``, as repos name it."""
+        return f"sha256:{self.sha256}"
+
+    def difference(self, size: int, digest: str) -> str:
+        """What a file of this size and digest has otherwise; empty where nothing is, as far as a digest tells.
+
+        Args:
+            digest: ``algorithm:hex``; one of another algorithm than sha256 tells nothing.
+        """
+        if size != self.size:
+            return f"{counted(size, 'byte')}, locked with {self.size}"
+        if digest.startswith("sha256:") and digest != self.digest:
+            return f"{digest}, locked as {self.digest}"
+        return ""
 
 
 class LockedRepo(_Section):
@@ -236,7 +254,8 @@ class Lock(_Section):
 
 def recipe_json(entry: Entry) -> dict[str, Any]:
     """The recipe of an entry as a lock and a record have it."""
-    return json.loads(json.dumps({"name": entry.recipe.name, **entry.recipe.options}))  # type: ignore[no-any-return]  # an object
+    document: dict[str, Any] = json.loads(json.dumps({"name": entry.recipe.name, **entry.recipe.options}))
+    return document
 
 
 def lock_path(registry: str | Path) -> Path:

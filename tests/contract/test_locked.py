@@ -152,7 +152,7 @@ def test_lock_differs_reads_no_weights_of_a_folder(
     hub: HubFolder, subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of a large file in a folder the size has to do: taking its sha256 would read it."""
-    monkeypatch.setattr("overlay.contract.locked.LARGEST_READ", 10_000)
+    monkeypatch.setattr("overlay.contract.locked._LARGEST_READ", 10_000)
     shard = hub.source_folder / SHARD
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1

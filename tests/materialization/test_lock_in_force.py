@@ -18,7 +18,7 @@ from support.models import VDN, options
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 from overlay.errors import BrokenInput, InvalidRegistry, OverlayError
 from overlay.materialization.lock import lock
-from overlay.materialization.locked import lock_in_force, lock_state
+from overlay.materialization.lock_in_force import lock_in_force, lock_state
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
 from overlay.registry import load_registry

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from overlay.errors import BrokenInput, InvalidRegistry
 from overlay.fingerprint import bytes_digest
 from overlay.formats.files import MAX_SMALL_FILE
-from overlay.formats.wording import counted
+from overlay.formats.wording import counted, some
 from overlay.materialization.state import difference
 from overlay.registry.load import locked_model
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from overlay.registry.lock import Expected, LockedFile, LockedModel
 
 __all__ = ["LockInForce", "LockState", "lock_in_force", "lock_of_record", "lock_state", "why_not_comparable"]
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +137,7 @@ class LockInForce:
             BrokenInput: Some are others, or the lock has not got them; all are named.
         """
         repos = inventory.repos
-        self._refuse(
-            {
-                (repo, path): difference
-                for repo, path in _wanted(plan, inventory)
-                if (difference := self._difference(repos[repo], path))
-            }
-        )
+        self._refuse({(repo, path): self._difference(repos[repo], path) for repo, path in _wanted(plan, inventory)})
 
     def require_contents(self, digests: Mapping[tuple[str, str], str]) -> None:
         """Hold the content of small files, once they were read, against the lock.
@@ -156,13 +148,8 @@ class LockInForce:
         Raises:
             BrokenInput: Some are others; all are named.
         """
-        self._refuse(
-            {
-                place: f"{digest}, locked as sha256:{locked.sha256}"
-                for place, digest in digests.items()
-                if (locked := self._locked(*place)) is not None and digest != f"sha256:{locked.sha256}"
-            }
-        )
+        known = {place: locked for place in digests if (locked := self._locked(*place)) is not None}
+        self._refuse({place: locked.difference(locked.size, digests[place]) for place, locked in known.items()})
 
     def _locked(self, repo: str, path: str) -> LockedFile | None:
         found = self.locked.repos.get(repo)
@@ -173,31 +160,25 @@ class LockInForce:
         locked, of_repo = self._locked(repo.repo, path), self.locked.repos.get(repo.repo)
         if locked is None:
             return "not in the lock" if of_repo is None or of_repo.complete else ""
-        if (size := repo.size(path)) != locked.size:
-            return f"{counted(size, 'byte')}, locked with {locked.size}"
-        digest = repo.digest(path)
+        size, digest = repo.size(path), repo.digest(path)
         if digest.startswith("sha1-git:") and size <= MAX_SMALL_FILE and repo.local(path) is not None:
             digest = bytes_digest(repo.read_bytes(path), "sha256")
-        if digest.startswith("sha256:") and digest != f"sha256:{locked.sha256}":
-            return f"{digest}, locked as sha256:{locked.sha256}"
-        return ""
+        return locked.difference(size, digest)
 
     def _refuse(self, differences: Mapping[tuple[str, str], str]) -> None:
-        if not differences:
+        """Refuse the files of which there is a difference to tell, if any."""
+        differing = [(repo, path, what) for (repo, path), what in sorted(differences.items()) if what]
+        if not differing:
             return
-        named = [f"{repo}/{path} ({what})" for (repo, path), what in sorted(differences.items())]
-        more = f" and {len(named) - _SHOWN} more" if len(named) > _SHOWN else ""
+        named = some(f"{repo}/{path} ({what})" for repo, path, what in differing)
         raise BrokenInput(
-            f"{self.path}: {counted(len(named), 'input')} of {self.model} not as locked: "
-            f"{', '.join(named[:_SHOWN])}{more}",
+            f"{self.path}: {counted(len(differing), 'input')} of {self.model} not as locked: {named}",
             code="lock-differs",
             hint=f"the inputs changed under their pins, or the lock is not of them; to accept what is there now: "
             f"overlay lock {self.model}",
             where=str(self.path),
             model=self.model,
-            files=[
-                {"repo": repo, "path": path, "difference": what} for (repo, path), what in sorted(differences.items())
-            ],
+            files=[{"repo": repo, "path": path, "difference": what} for repo, path, what in differing],
         )
 
 

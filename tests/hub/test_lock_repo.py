@@ -13,7 +13,7 @@ from overlay.contract.facts import lock_model
 from overlay.demo.checkpoint import LORA_REPO, LORA_REVISION, SOURCE_REPO
 from overlay.errors import BrokenInput, NotHere
 from overlay.hub.contents import Contents
-from overlay.hub.locked import LockedRepo, locked_inventory
+from overlay.hub.lock_repo import LockRepo, locked_inventory
 from overlay.planning.recipes import files_to_digest, make_plan
 from overlay.registry import Pin
 
@@ -43,8 +43,8 @@ class Made:
         shutil.rmtree(root / "hub")
 
     @property
-    def source(self) -> LockedRepo:
-        return LockedRepo(SOURCE_REPO, self.locked.repos[SOURCE_REPO], self.contents)
+    def source(self) -> LockRepo:
+        return LockRepo(SOURCE_REPO, self.locked.repos[SOURCE_REPO], self.contents)
 
 
 @pytest.fixture(scope="module")

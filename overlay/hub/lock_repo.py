@@ -17,13 +17,12 @@ if TYPE_CHECKING:
     from overlay.hub.contents import Contents
     from overlay.hub.repo import Progress
     from overlay.registry import Pin, Resolution
-    from overlay.registry.lock import LockedFile, LockedModel
-    from overlay.registry.lock import LockedRepo as Section
+    from overlay.registry.lock import LockedFile, LockedModel, LockedRepo
 
-__all__ = ["LockedRepo", "locked_inventory"]
+__all__ = ["LockRepo", "locked_inventory"]
 
 
-class LockedRepo:
+class LockRepo:
     """One repo as the lock knows it: the files that its model needs, no other.
 
     Args:
@@ -34,7 +33,7 @@ class LockedRepo:
 
     shared_store = True
 
-    def __init__(self, repo: str, section: Section, contents: Contents) -> None:
+    def __init__(self, repo: str, section: LockedRepo, contents: Contents) -> None:
         self.repo = repo
         self.revision = section.revision
         self.name = f"{repo}@{section.revision[:12]}"
@@ -51,7 +50,7 @@ class LockedRepo:
 
     def digest(self, path: str) -> str:
         """``sha256:<hex>``."""
-        return f"sha256:{self._file(path).sha256}"
+        return self._file(path).digest
 
     def where(self, path: str) -> str:
         """``org/name@6d052b3e9cc6/path``."""
@@ -149,8 +148,8 @@ def locked_inventory(resolution: Resolution, locked: LockedModel, contents: Cont
             repos=[pin.repo for pin in missing],
         )
 
-    def opened(pin: Pin) -> LockedRepo:
-        return LockedRepo(pin.repo, locked.repos[pin.repo], contents)
+    def opened(pin: Pin) -> LockRepo:
+        return LockRepo(pin.repo, locked.repos[pin.repo], contents)
 
     return Inventory(
         resolution,
