@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.contract.base_files import facts_of, read_base, words_of
+from overlay.contract.base_files import read_base
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, pin_of
+from overlay.contract.reading import error_facts, is_broken, pin_of, said
 from overlay.errors import NotHere, OverlayError
 from overlay.formats.adapters import read_adapter
 from overlay.planning.fuse import base_tensors
@@ -52,12 +52,12 @@ def check_adapters(subject: Subject) -> Iterator[Finding]:
         yield found(
             code,
             subject.entry,
-            words_of(refusal),
+            said(refusal),
             place=pin_of(subject.entry, adapter.repo).place,
             fix=refusal.hint if code == "adapter-broken" else f"overlay bump {subject.entry.model}",
             adapter=adapter.name or adapter.path,
             repo=adapter.repo.repo,
-            error=facts_of(refusal),
+            error=error_facts(refusal),
         )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.contract.reading import MOST_DATA, is_broken, shown
-from overlay.errors import OverlayError
+from overlay.contract.reading import unless_broken
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.strict_json import parse_object
 from overlay.planning.fuse import base_tensors
@@ -22,14 +21,10 @@ __all__ = [
     "BaseFiles",
     "compare",
     "config_of",
-    "facts_of",
     "listed_digest",
     "read_base",
     "read_document",
-    "words_of",
 ]
-
-_LONGEST = 2000
 
 Likeness = Literal["same", "other bytes", "unlike", "unknown"]
 
@@ -57,12 +52,8 @@ def read_base(subject: Subject) -> BaseFiles | None:
     if subject.base is None:
         return None
     repo, folder = subject.base
-    try:
-        return BaseFiles(repo, folder, read_checkpoint(repo, folder))
-    except OverlayError as error:
-        if not is_broken(error):
-            raise
-        return None
+    checkpoint = unless_broken(read_checkpoint, repo, folder)
+    return BaseFiles(repo, folder, checkpoint) if checkpoint is not None else None
 
 
 def config_of(base: BaseFiles) -> Mapping[str, Any]:
@@ -78,13 +69,8 @@ def compare(base: BaseFiles, repo: Repo, folder: str, theirs: Checkpoint | None 
     listed = {listed_digest(repo, path) for path in repo.paths() if path.endswith(".safetensors")}
     if ours <= listed:
         return "same"
-    try:
-        theirs = theirs or read_checkpoint(repo, folder)
-    except OverlayError as error:
-        if not is_broken(error):
-            raise
-        return "unlike"
-    if _shapes(theirs) != _shapes(base.checkpoint):
+    theirs = theirs or unless_broken(read_checkpoint, repo, folder)
+    if theirs is None or _shapes(theirs) != _shapes(base.checkpoint):
         return "unlike"
     if None in listed or theirs.weight_map != base.checkpoint.weight_map:  # cut otherwise, so no file can be equal
         return "unknown"
@@ -103,25 +89,4 @@ def listed_digest(repo: Repo, path: str) -> str | None:
 
 def read_document(repo: Repo, path: str) -> Mapping[str, Any]:
     """A JSON object of a repo; empty where there is none that can be read."""
-    try:
-        return parse_object(repo.read_bytes(path), repo.where(path))
-    except OverlayError as error:
-        if not is_broken(error):
-            raise
-        return {}
-
-
-def words_of(error: OverlayError) -> str:
-    """A reader's message, on one line and not endless: the names in it may be those of a hostile file."""
-    return " ".join(filter(None, (shown(word) for word in error.message[:_LONGEST].split(" "))))
-
-
-def facts_of(error: OverlayError) -> dict[str, Any]:
-    """A reader's code and data, no name in it endless."""
-    return {"code": error.code, **{key: _cut(value) for key, value in error.data.items()}}
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_cut(item) for item in value[:MOST_DATA]]
-    return shown(value) if isinstance(value, str) else value
+    return unless_broken(lambda: parse_object(repo.read_bytes(path), repo.where(path))) or {}

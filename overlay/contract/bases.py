@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from overlay.contract.base_files import compare, config_of, listed_digest, read_base, read_document
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown
+from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown, unless_broken
 from overlay.errors import NotHere, OverlayError, Refused
 from overlay.formats.adapters.find import find_adapter
 from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base
 from overlay.formats.adapters.peft import PeftConfig
 from overlay.formats.wording import counted
+from overlay.hub.hub_cache import COMMIT
 from overlay.planning.fuse import base_tensors
 from overlay.registry import Pin, repo_id_problem
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["check_bases"]
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _QUANTISATION = ("quantization_config", "compression_config")
 
 
@@ -151,15 +150,15 @@ def _named(
 ) -> Iterator[Finding]:
     """The base that a PEFT adapter names: another repo, or another commit of this one."""
     files = _files_of(adapter)
-    named = _base_pin(files, base) if files is not None else None
-    if files is None or named is None:
+    pin = _base_pin(files, base) if files is not None else None
+    if files is None or pin is None:
         return
-    other = _opened(named, open_other)
+    other = _opened(pin, open_other)
     likeness = compare(base, other, base.folder) if other is not None else "unlike"
     if likeness == "same":
         return
     pinned = f"{base.repo.repo}@{base.repo.revision[:12]}"
-    told = str(named) if named.revision else named.repo
+    told = str(pin) if pin.revision else pin.repo
     code = "base-bytes-differ" if likeness == "other bytes" else "base-not-trained-on"
     more = "; its tensors have the same names and shapes, and other bytes" if likeness == "other bytes" else ""
     yield found(
@@ -169,7 +168,7 @@ def _named(
         f"{pinned}{more}",
         place=pin_of(subject.entry, base.repo).place,
         fix=f"pin the base that it names, {told}, or an adapter for this one",
-        named={"repo": named.repo, "revision": named.revision},
+        named={"repo": pin.repo, "revision": pin.revision},
         pinned={"repo": base.repo.repo, "revision": base.repo.revision},
         compared=other is not None,
     )
@@ -182,9 +181,9 @@ def _base_pin(files: Found, base: BaseFiles) -> Pin | None:
     name, revision = files.description.base_model_name_or_path, files.description.revision
     if not isinstance(name, str) or repo_id_problem(name):  # a folder of whoever trained it tells nothing
         return None
-    commit = revision if isinstance(revision, str) and _COMMIT.fullmatch(revision) else None
+    commit = revision if isinstance(revision, str) and COMMIT.fullmatch(revision) else None
     if name.lower() == base.repo.repo.lower() and (
-        commit in (None, base.repo.revision) or not _COMMIT.fullmatch(base.repo.revision)
+        commit in (None, base.repo.revision) or not COMMIT.fullmatch(base.repo.revision)
     ):
         return None
     return Pin(name, commit, None if commit else "the adapter names no commit")
@@ -235,9 +234,4 @@ def _adapter_digests(subject: Subject) -> set[str]:
 
 def _files_of(adapter: AdapterPlace) -> Found | None:
     """The files of an adapter; None where they cannot be read: other checks say why."""
-    try:
-        return find_adapter(adapter.repo, adapter.path)
-    except OverlayError as error:
-        if not is_broken(error):
-            raise
-        return None
+    return unless_broken(find_adapter, adapter.repo, adapter.path)

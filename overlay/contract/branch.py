@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from overlay.contract.base_files import config_of, facts_of, read_base, words_of
+from overlay.contract.base_files import config_of, read_base
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_broken, named, shown
+from overlay.contract.reading import MOST_DATA, error_facts, is_broken, named, said, shown
 from overlay.errors import NotHere, OverlayError
 from overlay.formats.vdn import linear_branch_shapes, read_linear_branch
 from overlay.formats.wording import counted
@@ -72,12 +72,12 @@ def _tensors(subject: Subject, path: str, header: Header, base: BaseFiles) -> It
     unknown = sorted(header.tensors.keys() - known.keys() - set(collide))
     missing = sorted(known.keys() - header.tensors.keys())
     if unknown or missing:
-        said = [f"{counted(len(unknown), 'tensor')} that no runtime knows ({named(unknown)})"] if unknown else []
-        said += [f"no {named(missing)}"] if missing else []
+        problems = [f"{counted(len(unknown), 'tensor')} that no runtime knows ({named(unknown)})"] if unknown else []
+        problems += [f"no {named(missing)}"] if missing else []
         yield _found(
             "branch-keys-unknown",
             subject,
-            f"{where}: has {' and '.join(said)}; expected {len(names)} tensors for each of the base's "
+            f"{where}: has {' and '.join(problems)}; expected {len(names)} tensors for each of the base's "
             f"{counted(len(blocks), 'block')}, and there are {len(header.tensors)}",
             unknown=unknown[:MOST_DATA],
             missing=missing[:MOST_DATA],
@@ -108,7 +108,7 @@ def _unreadable(subject: Subject, error: OverlayError) -> Iterator[Finding]:
         raise error
     if not isinstance(error, NotHere):
         place = subject.entry.source.place
-        yield found("branch-broken", subject.entry, words_of(error), place=place, fix=error.hint, error=facts_of(error))
+        yield found("branch-broken", subject.entry, said(error), place=place, fix=error.hint, error=error_facts(error))
 
 
 def _found(code: str, subject: Subject, message: str, **data: Any) -> Finding:

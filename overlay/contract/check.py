@@ -23,9 +23,8 @@ from overlay.contract.shards import check_shards
 from overlay.contract.specs import check_specs
 from overlay.contract.subject import Subject
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain, Untrusted
-from overlay.fingerprint import bytes_digest
-from overlay.hub import FolderRepo, HubRepo
-from overlay.planning.recipes import make_plan
+from overlay.hub import HubRepo
+from overlay.planning.recipes import make_plan, stand_in_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -216,13 +215,7 @@ def _plan(subject: Subject) -> Plan | None:
     inventory = subject.inventory
     if subject.entry.recipe.name == "python":
         return None
-
-    def stand_in(repo: Repo, path: str) -> str:
-        if isinstance(repo, FolderRepo):  # its digests take reading it whole, and only a comparison needs them
-            return bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
-        return repo.digest(path)
-
-    return make_plan(inventory) if subject.before is not None else make_plan(inventory, digest=stand_in)
+    return make_plan(inventory) if subject.before is not None else make_plan(inventory, digest=stand_in_digest)
 
 
 def _cost(subject: Subject, plan: Plan | None) -> Cost | None:

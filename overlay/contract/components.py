@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, named, pin_of, shown
-from overlay.contract.required import MOST_MAPPINGS
-from overlay.errors import OverlayError
+from overlay.contract.manifest import MOST_MAPPINGS
+from overlay.contract.reading import MOST_DATA, named, pin_of, shown, unless_broken
 from overlay.formats.files import PICKLES
 from overlay.formats.model_index import read_model_index
 from overlay.planning.mappings import select
@@ -33,14 +32,11 @@ def check_components(subject: Subject) -> Iterator[Finding]:
     made = _made(subject)
     if overlay is None or pin is None or made is None or MODEL_INDEX not in overlay.paths():
         return
-    try:
-        promised = read_model_index(overlay, MODEL_INDEX).components.keys()
-    except OverlayError as error:
-        if is_broken(error):
-            return  # said by ``manifest-broken``
-        raise
+    index = unless_broken(read_model_index, overlay, MODEL_INDEX)
+    if index is None:
+        return  # said by ``manifest-broken``
     # What the overlay brings itself is there too, such as a scheduler's config.
-    missing = sorted(promised - made - _folders(overlay.paths()))
+    missing = sorted(index.components.keys() - made - _folders(overlay.paths()))
     if missing:
         yield found(
             "component-missing",
@@ -49,7 +45,7 @@ def check_components(subject: Subject) -> Iterator[Finding]:
             f" {named(missing)}; a server refuses a tree without them",
             place=pin.place,
             fix="name the repo that holds them among the entry's needs, or pin an overlay that fits the recipe",
-            missing=missing[:100],
+            missing=missing[:MOST_DATA],
         )
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_license", "lock_model", "meaning_of", "sha256_of"]
 
-LARGEST_KEPT = 16 * 2**20
+_LARGEST_KEPT = 16 * 2**20
 """Bytes of a small file at most; larger ones are known by digest alone."""
 
 _LICENSE = re.compile(r"(LICEN[SC]E|NOTICE|COPYING)([.-].*)?", re.IGNORECASE)
@@ -117,7 +117,7 @@ def _is_read(repo: Repo, path: str) -> bool:
 
 
 def _is_kept(path: str, size: int) -> bool:
-    return size <= LARGEST_KEPT and (is_metadata(path) or is_license(path))
+    return size <= _LARGEST_KEPT and (is_metadata(path) or is_license(path))
 
 
 def _locked_file(repo: Repo, path: str, contents: Contents | None) -> LockedFile:

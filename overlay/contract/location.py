@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken
-from overlay.errors import OverlayError
+from overlay.contract.reading import unless_broken
 from overlay.planning.location import overlay_identity
 from overlay.registry import LOCAL
 
@@ -100,13 +99,8 @@ def _where(subject: Subject) -> tuple[str, Mapping[str, str]] | None:
         return sglang.location_name(entry, None), {**pins, "recipe": str(dict(entry.recipe.options))}
     if manifest is None:
         return None
-    try:
-        identity = overlay_identity(entry, overlay, manifest)
-    except OverlayError as error:
-        if is_broken(error):
-            return None
-        raise
-    return identity.location_name, identity.fields
+    identity = unless_broken(overlay_identity, entry, overlay, manifest)
+    return (identity.location_name, identity.fields) if identity is not None else None
 
 
 def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reach import MOST_PATTERNS
 from overlay.contract.reading import is_broken, said, shown
-from overlay.contract.required import MOST_MAPPINGS
 from overlay.errors import OverlayError
 from overlay.formats.manifest import read_manifest
 from overlay.formats.model_index import read_model_index
@@ -22,10 +20,12 @@ if TYPE_CHECKING:
     from overlay.formats.manifest import Manifest
     from overlay.hub import Repo
 
-__all__ = ["MOST_REQUIRED", "check_manifest"]
+__all__ = ["MOST_MAPPINGS", "MOST_PATTERNS", "check_manifest"]
 
-MOST_REQUIRED = 10_000
-"""Required files of a manifest; the published ones have up to 12."""
+MOST_MAPPINGS = 200
+MOST_PATTERNS = 200
+_MOST_REQUIRED = 10_000
+"""Entries of a manifest that are followed; one with more is broken. The published ones have up to 12 of a kind."""
 
 
 def check_manifest(subject: Subject) -> Iterator[Finding]:
@@ -70,7 +70,7 @@ def _problems_of(manifest: Manifest, overlay: Repo) -> Iterator[str]:
     if script is not None and script not in overlay.paths():
         yield f"{where}: custom_materializer is {shown(script)}, which the overlay does not have; a server stops there"
     for field, count, most in (
-        ("required_source_files", len(manifest.required_source_files), MOST_REQUIRED),
+        ("required_source_files", len(manifest.required_source_files), _MOST_REQUIRED),
         ("source_allow_patterns", len(manifest.source_allow_patterns or ()), MOST_PATTERNS),
         ("file_mappings", len(manifest.file_mappings), MOST_MAPPINGS),
     ):

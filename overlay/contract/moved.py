@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.required import requirements
 from overlay.errors import OverlayError, TryAgain
-from overlay.fingerprint import bytes_digest
-from overlay.planning.recipes import make_plan
+from overlay.planning.recipes import make_plan, stand_in_digest
 from overlay.planning.renames import Former, find_renames
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def needed_files(subject: Subject) -> Mapping[str, AbstractSet[str]]:
     for one in requirements(subject):
         needed[one.repo.repo].add(one.path)
     try:
-        for item in make_plan(inventory, digest=_stand_in).inputs():
+        for item in make_plan(inventory, digest=stand_in_digest).inputs():
             needed[item.repo].add(item.path)
     except TryAgain:
         raise
@@ -89,11 +88,6 @@ def changes(before: Repo, needed_before: AbstractSet[str], after: Repo, needed_a
         renamed=tuple(sorted(renames.items())),
         changed=tuple(path for path in sorted(needed_before & old & new) if not _same(before, after, path)),
     )
-
-
-def _stand_in(repo: Repo, path: str) -> str:
-    """A digest that costs nothing: which files a plan takes does not depend on their content."""
-    return bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
 
 
 def _same(before: Repo, after: Repo, path: str) -> bool:

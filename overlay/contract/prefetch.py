@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from overlay.contract.reading import is_below
 from overlay.errors import BrokenInput, NotHere, Refused
 from overlay.hub import HubRepo
 from overlay.planning.vdn_h3 import BASE
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
     from overlay.hub import Repo
 
-__all__ = ["is_below", "prefetch"]
+__all__ = ["prefetch"]
 
-LARGEST = 2**20
+_LARGEST = 2**20
 """Bytes of a small file at most: whatever is larger is asked for only where a check reads it."""
 
 _READ = (".json", ".py", ".md", ".txt")
 
-MOST_FILES = 500
+_MOST_FILES = 500
 """Of each kind and repo: what is published has fewer, and a hostile listing is not worth more."""
 
 
@@ -48,10 +49,10 @@ def _bring(repo: Repo, folders: tuple[str, ...]) -> None:
         return
     wanted = [path for path in repo.paths() if any(is_below(path, folder) for folder in folders)]
     with suppress(Refused, NotHere, BrokenInput):
-        small = [path for path in wanted if path.endswith(_READ) and repo.size(path) <= LARGEST]
-        repo.fetch(small[:MOST_FILES])
+        small = [path for path in wanted if path.endswith(_READ) and repo.size(path) <= _LARGEST]
+        repo.fetch(small[:_MOST_FILES])
     with suppress(Refused, NotHere, BrokenInput):
-        repo.fetch_headers([path for path in wanted if path.endswith(".safetensors")][:MOST_FILES])
+        repo.fetch_headers([path for path in wanted if path.endswith(".safetensors")][:_MOST_FILES])
 
 
 def _folders(subject: Subject, name: str) -> tuple[str, ...]:
@@ -64,8 +65,3 @@ def _folders(subject: Subject, name: str) -> tuple[str, ...]:
     base = [subject.base] if subject.base else []
     places = [*base, *((adapter.repo, adapter.path) for adapter in subject.adapters)]
     return tuple(path for repo, path in places if repo.repo == name)
-
-
-def is_below(path: str, folder: str) -> bool:
-    """Whether a path is that of a folder or file, or lies in it; everything lies in ``""``."""
-    return not folder or path == folder or path.startswith(f"{folder}/")

@@ -6,12 +6,13 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
+from overlay.contract.manifest import MOST_PATTERNS
 from overlay.contract.reading import MOST_DATA, named, shown
 from overlay.contract.required import requirements
 from overlay.formats.adapters.find import SPEC_NAMES
 from overlay.formats.wording import counted
 from overlay.hub.repo import matches
-from overlay.planning.vdn_h3 import BASE
+from overlay.planning.vdn_h3 import BASE, BASE_FOLDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
     from overlay.formats.manifest import Manifest
 
-__all__ = ["MOST_PATTERNS", "check_reach"]
-
-MOST_PATTERNS = 200
-"""Patterns of a manifest that are tried; one with more is broken (see ``manifest.py``)."""
+__all__ = ["check_reach"]
 
 _NEVER = ("*.onnx", "*.msgpack")
 """What a server leaves out whatever the patterns say."""
@@ -96,7 +94,7 @@ def _weights_and_descriptions(subject: Subject, manifest: Manifest) -> list[str]
     """What a recipe reads of the source by folder; of an adapter's two names the one that a server gets, if it does."""
     folders = [f"{adapter.path}/" for adapter in subject.adapters if adapter.repo is subject.source]
     if subject.entry.recipe.name == "vdn-h3":
-        folders += [f"{BASE}/{component}/" for component in ("transformer", "vae", "audio_vae")]
+        folders += [f"{BASE}/{component}/" for component in BASE_FOLDERS]
     paths = [path for path in subject.source.paths() if path.startswith(tuple(folders))]
     needed = [path for path in paths if path.endswith((".safetensors", ".safetensors.index.json"))]
     for folder in folders:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from overlay.errors import BrokenInput, NotHere
+from overlay.errors import BrokenInput, NotHere, OverlayError
 from overlay.formats.wording import some
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from overlay.errors import OverlayError
     from overlay.hub import Repo
     from overlay.registry import Entry, Pin
 
-__all__ = ["MOST_DATA", "is_broken", "named", "pin_of", "said", "shown"]
+__all__ = [
+    "MOST_DATA",
+    "error_facts",
+    "is_below",
+    "is_broken",
+    "named",
+    "pin_of",
+    "said",
+    "shown",
+    "unless_broken",
+]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MOST_DATA = 1000
 """Names that a finding's data lists at most; its message lists far fewer."""
@@ -30,6 +42,25 @@ def is_broken(error: OverlayError) -> bool:
     return isinstance(error, BrokenInput | NotHere) and error.code not in _CANNOT_TELL
 
 
+def unless_broken(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """What a reader returns; None where it finds the content of a repo at fault: that is for another check to say.
+
+    Raises:
+        OverlayError: It cannot be told now.
+    """
+    try:
+        return read(*args, **kwargs)
+    except OverlayError as error:
+        if is_broken(error):
+            return None
+        raise
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a path is that of a folder or file, or lies in it; everything lies in ``""``."""
+    return not folder or path == folder or path.startswith(f"{folder}/")
+
+
 def shown(name: str) -> str:
     """A name out of a repo for a message: on one line, without control characters, not endless."""
     return _printable(name, _LONGEST_NAME)
@@ -38,6 +69,11 @@ def shown(name: str) -> str:
 def said(error: OverlayError) -> str:
     """What a reader says of a file, likewise: it quotes names out of the file."""
     return _printable(error.message, _LONGEST_MESSAGE)
+
+
+def error_facts(error: OverlayError) -> dict[str, Any]:
+    """A reader's code and data for a finding's data, no name in it endless."""
+    return {"code": error.code, **{key: _cut(value) for key, value in error.data.items()}}
 
 
 def named(names: Iterable[str], limit: int = 5) -> str:
@@ -54,3 +90,9 @@ def pin_of(entry: Entry, repo: Repo) -> Pin:
 def _printable(text: str, longest: int) -> str:
     cut = text if len(text) <= longest else f"{text[:longest]}…"
     return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_cut(item) for item in value[:MOST_DATA]]
+    return shown(value) if isinstance(value, str) else value

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown
-from overlay.errors import BrokenInput, NotHere, OverlayError
+from overlay.contract.manifest import MOST_MAPPINGS
+from overlay.contract.reading import MOST_DATA, is_below, named, pin_of, shown, unless_broken
+from overlay.errors import BrokenInput, NotHere
 from overlay.formats.adapters.find import SPEC_NAMES, find_adapter
 from overlay.formats.manifest import FileMapping
 from overlay.formats.wording import some
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
     from overlay.planning.renames import Rename
     from overlay.registry import Place
 
-__all__ = ["MOST_MAPPINGS", "Requirement", "check_required", "requirements"]
-
-MOST_MAPPINGS = 200
-"""Mappings of a manifest that are followed; one with more is broken (see ``manifest.py``)."""
+__all__ = ["Requirement", "check_required", "requirements"]
 
 _WEIGHTS = "adapter_model.safetensors"
 _LISTED = 5
@@ -95,7 +93,7 @@ def _of_recipe(subject: Subject) -> Iterator[Requirement]:
             yield Requirement(subject.source, name, by, place)
     elif recipe.name == "lora" and subject.base is not None:
         repo, path = subject.base
-        if path and not any(name.startswith(f"{path}/") for name in repo.paths()):
+        if path and not any(is_below(name, path) for name in repo.paths()):
             yield Requirement(repo, path, by, place)
     for adapter in subject.adapters:
         if lacks := _lacks(subject, adapter):
@@ -131,19 +129,10 @@ def _former(subject: Subject, repo: Repo) -> Mapping[str, Former]:
     """The files of a repo as they were before the change; else as the lock has them."""
     if subject.before is not None:
         then = subject.before.inventory.repos.get(repo.repo)
-        sizes = ((path, _size(then, path)) for path in then.paths()) if then else ()
+        sizes = ((path, unless_broken(then.size, path)) for path in then.paths()) if then else ()
         return {path: Former(size, repo=then) for path, size in sizes if size is not None and then is not None}
     locked = subject.locked.repos.get(repo.repo) if subject.locked else None
     return {path: Former(file.size, file.digest) for path, file in (locked.files if locked else {}).items()}
-
-
-def _size(repo: Repo, path: str) -> int | None:
-    try:
-        return repo.size(path)
-    except OverlayError as error:
-        if is_broken(error):
-            return None
-        raise
 
 
 def _renamed(subject: Subject, missing: Sequence[Requirement], renames: Mapping[str, Rename]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from overlay.contract.prefetch import is_below
+from overlay.contract.reading import is_below
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,13 +6,13 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, said
-from overlay.contract.required import MOST_MAPPINGS
+from overlay.contract.manifest import MOST_MAPPINGS
+from overlay.contract.reading import MOST_DATA, is_below, is_broken, named, pin_of, said
 from overlay.errors import OverlayError
 from overlay.formats.checkpoint import list_shards, read_checkpoint
 from overlay.formats.wording import counted
 from overlay.planning.mappings import select
-from overlay.planning.vdn_h3 import BASE
+from overlay.planning.vdn_h3 import BASE, BASE_FOLDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ def check_shards(subject: Subject) -> Iterator[Finding]:
 def _read(subject: Subject) -> tuple[tuple[Repo, str], ...]:
     """Folders of which a plan reads every header, or that hold a single file."""
     if subject.entry.recipe.name == "vdn-h3":
-        return tuple((subject.source, f"{BASE}/{component}") for component in ("transformer", "vae", "audio_vae"))
+        return tuple((subject.source, f"{BASE}/{component}") for component in BASE_FOLDERS)
     return (subject.base,) if subject.base else ()
 
 
@@ -77,7 +77,7 @@ def _weight_folders(paths: Iterable[str]) -> list[str]:
 
 
 def _check(subject: Subject, repo: Repo, folder: str, *, headers: bool, but: tuple[str, ...] = ()) -> Iterator[Finding]:
-    if folder and not any(path.startswith(f"{folder}/") for path in repo.paths()):
+    if folder and not any(is_below(path, folder) for path in repo.paths()):
         return  # what the folder lacks by name is said by ``file-missing``
     pin = pin_of(subject.entry, repo)
     try:

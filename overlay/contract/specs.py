@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, pin_of, said, shown
+from overlay.contract.reading import is_broken, pin_of, said, shown, unless_broken
 from overlay.errors import OverlayError
 from overlay.formats.adapters import check_model_spec
 from overlay.formats.adapters.find import SPEC_NAMES, parse_description
@@ -42,8 +42,8 @@ def _twins(subject: Subject) -> Iterator[Finding]:
         names = [posixpath.join(folder, name) for name in SPEC_NAMES]
         if not set(names) <= {*repo.paths()}:
             continue
-        said = [_description(repo, name) for name in names]
-        if None not in said and said[0] != said[1]:
+        descriptions = [_description(repo, name) for name in names]
+        if None not in descriptions and descriptions[0] != descriptions[1]:
             pin = pin_of(subject.entry, repo)
             yield found(
                 "specs-differ",
@@ -90,9 +90,5 @@ def _readable_spec(repo: Repo, folder: str) -> str | None:
 
 
 def _description(repo: Repo, path: str) -> Description | None:
-    try:
-        return parse_description(parse_object(repo.read_bytes(path), repo.where(path)), repo.where(path))
-    except OverlayError as error:
-        if is_broken(error):
-            return None
-        raise
+    where = repo.where(path)
+    return unless_broken(lambda: parse_description(parse_object(repo.read_bytes(path), where), where))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import OutputFile
     from overlay.registry import Entry
 
-__all__ = ["check_buildable", "files_to_digest", "make_plan"]
+__all__ = ["check_buildable", "files_to_digest", "make_plan", "stand_in_digest"]
 
 MODEL_INDEX = "model_index.json"
 
@@ -70,15 +70,22 @@ def files_to_digest(inventory: Inventory, rule: str) -> tuple[tuple[Repo, str], 
     """
     asked: dict[tuple[str, str], tuple[Repo, str]] = {}
 
-    def stand_in(repo: Repo, path: str) -> str:
-        if repo.shared_store:
-            return repo.digest(path)
-        asked[repo.repo, path] = repo, path
-        return bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
+    def asked_for(repo: Repo, path: str) -> str:
+        if not repo.shared_store:
+            asked[repo.repo, path] = repo, path
+        return stand_in_digest(repo, path)
 
     if not all(repo.shared_store for repo in inventory.repos.values()):
-        make_plan(inventory, rule, stand_in)
+        make_plan(inventory, rule, asked_for)
     return tuple(asked.values())
+
+
+def stand_in_digest(repo: Repo, path: str) -> str:
+    """The digest of a file by its listing; in a folder, whose file would be read whole, one that is made up.
+
+    For plans that are not compared with others: which files they take does not depend on content.
+    """
+    return repo.digest(path) if repo.shared_store else bytes_digest(f"{repo.repo}/{path}".encode(), "sha256")
 
 
 def _own_digest(repo: Repo, path: str) -> str:

@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["BASE", "COMPONENTS", "ROPE_TENSOR", "STAGES", "small_files", "vdn_h3"]
+__all__ = ["BASE", "BASE_FOLDERS", "COMPONENTS", "ROPE_TENSOR", "STAGES", "small_files", "vdn_h3"]
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "stage-dmd-step-250": ("default", "turbo"),
     "stage-b-step-2000": ("default",),
 }
 BASE = "h3-base"
+BASE_FOLDERS = ("transformer", "vae", "audio_vae")
+"""Folders of ``BASE`` that are fused or re-laid."""
 COMPONENTS = ("transformer", "video_vae", "audio_vae")
 """What is made of the source; the rest is carried from the needs."""
 BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
@@ -90,7 +92,7 @@ def vdn_h3(entry: Entry, sources: Sources, rule: str) -> Outcome:
 
 def small_files(stage: str) -> tuple[str, ...]:
     """Files of the source that shape the tree by their content, by name; the adapters' own not among them."""
-    configs = (f"{BASE}/{component}/config.json" for component in ("transformer", "vae", "audio_vae"))
+    configs = (f"{BASE}/{component}/config.json" for component in BASE_FOLDERS)
     return (f"{stage}/metadata.json", f"{stage}/linear_branch/config.json", *configs)
 
 

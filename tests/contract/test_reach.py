@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
-from overlay.contract.reach import MOST_PATTERNS, check_reach
+from overlay.contract.manifest import MOST_PATTERNS
+from overlay.contract.reach import check_reach
 from overlay.demo.documents import overlay_manifest
 
 if TYPE_CHECKING:
