@@ -107,6 +107,7 @@ class HubServer:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._in_flight = 0
+        self._most_at_once = 0
         self._http = _Listener(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
         self._thread: threading.Thread | None = None
 
@@ -151,6 +152,7 @@ class HubServer:
         """Around the answer to a request."""
         with self._lock:
             self._in_flight += 1
+            self._most_at_once = max(self._most_at_once, self._in_flight)
         try:
             yield
         finally:
@@ -173,11 +175,17 @@ class HubServer:
                 if fnmatch.fnmatchcase(request.method, method) and fnmatch.fnmatchcase(request.path, path)
             ]
 
+    def most_at_once(self) -> int:
+        """The most requests that were in flight at one time so far."""
+        with self._lock:
+            return self._most_at_once
+
     def forget(self) -> None:
         """Start counting anew, once the requests in flight have ended."""
         self.asked()
         with self._lock:
             self.requests.clear()
+            self._most_at_once = 0
 
     def payload(self) -> int:
         """Bytes of LFS files sent so far, looks at headers not counted."""

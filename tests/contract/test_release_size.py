@@ -87,12 +87,12 @@ def test_a_change_costs_no_second_look_at_what_stayed(
 def test_headers_are_asked_for_several_at_once(
     paper: HubFolder, server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With 0.2 seconds for each answer a check takes the time of few requests, not of sixty one after the other."""
-    server.fault(path="*", delay=0.2)
-    document = checked(capsys, tmp_path, paper)
+    """On a Hub whose every answer takes its time, several of sixty requests are under way together."""
+    server.fault(path="*", delay=0.1)
+    checked(capsys, tmp_path, paper)
 
     assert len(server.asked()) > 50
-    assert document["seconds"] < 0.2 * len(server.asked()) / 2
+    assert server.most_at_once() >= 5
 
 
 def test_equal_parts_of_two_revisions_are_proven_by_listings(
