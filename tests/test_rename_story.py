@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[1] / "docs/tutorial/a-rename-upstream.md"
 
 def without_figures(text: str) -> str:
     """The text without bytes and seconds."""
-    return re.sub(r"[0-9.]+ ([kMG]?B|s)\b", "… \1", text)
+    return re.sub(r"[0-9.]+ ([kMG]?B|s)\b", "…", text)
 
 
 def last(story: Story, command: str) -> Step:

@@ -10,17 +10,17 @@ import click
 
 from overlay.cli._check import CheckedModel, checked_model
 from overlay.cli._output import columns, style
-from overlay.cli._project import change_registry, entries_of, findings_text, trouble_text, upstream, usage, write_lock
+from overlay.cli._project import change_registry, report_text, trouble_text, upstream, usage, write_lock
 from overlay.contract.check import check_model
 from overlay.contract.new_entry import entry_fields, guess_recipe
 from overlay.contract.render import shown_path
 from overlay.contract.search import without_lock
 from overlay.errors import CheckFailed, InvalidUsage
 from overlay.formats.wording import format_bytes
-from overlay.materialization.lock import project_registry
 from overlay.registry import Need, Pin, Registry, resolve
 from overlay.registry.edit import add_entry
 from overlay.registry.explain import checked
+from overlay.registry.load import own_models, project_registry
 from overlay.registry.merge import lay_over
 from overlay.registry.strict_yaml import parse
 
@@ -83,8 +83,8 @@ class Wanted:
 
 def run_add(common: Common, model: str, said: Wanted) -> None:
     """What the command does."""
-    registry = project_registry(common.options())
-    if model in entries_of(registry):
+    registry = project_registry(common.registry)
+    if model in own_models(registry):
         raise InvalidUsage(
             f"{model}: is in {registry.path} already ({registry.entries[model].place})",
             code="entry-exists",
@@ -173,7 +173,6 @@ def _document(  # everything that the command came to
     entry = registry.entries[model]
     written = report.status == "passed"
     roles = ["source", *(["overlay"] if entry.overlay else []), *("need" for _ in entry.needs)]
-    traffic = repos.histories.traffic
     return Added(
         model=model,
         written=written,
@@ -183,7 +182,7 @@ def _document(  # everything that the command came to
         recipe={"name": entry.recipe.name, **entry.recipe.options},
         why=why,
         check=checked_model(report),
-        bytes_fetched=traffic.nbytes if traffic else 0,
+        bytes_fetched=repos.histories.traffic.nbytes,
         next=common.command("prewarm", model) if written and entry.recipe.name != "python" else None,
     )
 
@@ -192,7 +191,7 @@ def _text(document: Added, report: Report) -> Iterator[str]:
     yield style(document.model, "strong")
     yield from columns([[pin.role, f"{pin.repo}@{pin.revision[:12]}"] for pin in document.pins])
     yield f"  recipe {_recipe(document.recipe)}: {document.why}"
-    yield from (f"  {line}" for line in findings_text(report))
+    yield from (f"  {line}" for line in report_text(report))
     if document.check.trouble is not None:
         yield from trouble_text(document.check.trouble)
     if report.compared is not None:

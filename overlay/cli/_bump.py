@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from overlay.cli._check import CheckedModel, checked_model
-from overlay.cli._errors import ErrorReport  # noqa: TC001  # the JSON schema is made of it
+from overlay.cli._errors import ErrorReport, reported
 from overlay.cli._output import Role, columns, style
 from overlay.cli._project import (
     change_registry,
-    entries_of,
-    findings_text,
-    reported,
+    report_text,
     resolution_of,
     trouble_text,
     upstream,
@@ -27,9 +25,9 @@ from overlay.contract.search import Pair, moved_to, pins_of, search, without_loc
 from overlay.errors import CheckFailed, OverlayError
 from overlay.formats.manifest import read_manifest
 from overlay.formats.wording import format_bytes
-from overlay.materialization.lock import project_registry
 from overlay.planning.location import overlay_identity
 from overlay.registry.edit import NewPin, set_pins
+from overlay.registry.load import own_models, project_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -129,8 +127,8 @@ def run_bump(
         usage("name models, or all of them with --all", "bump")
     if (overlay_to or source_to) and len(models) != 1:
         usage("--overlay-to and --source-to go with one MODEL", "bump")
-    registry, repos = project_registry(common.options()), upstream(common)
-    resolutions = [resolution_of(model, registry) for model in models or entries_of(registry)]
+    registry, repos = project_registry(common.registry), upstream(common)
+    resolutions = [resolution_of(model, registry) for model in models or own_models(registry)]
     outcomes = [_outcome(resolution, repos, source_to, overlay_to) for resolution in resolutions]
     moving = [outcome for outcome in outcomes if outcome.pair is not None and outcome.result == "would-bump"]
     lock = None
@@ -138,13 +136,12 @@ def run_bump(
         _write(registry, moving, repos)
         lock = write_lock(common, registry, [outcome.resolution.model for outcome in moving])
         outcomes = [replace(outcome, result="bumped") if outcome in moving else outcome for outcome in outcomes]
-    traffic = repos.histories.traffic
     document = Bumped(
         registry=registry.path,
         lock=lock,
         dry_run=dry_run,
         models=tuple(_model(outcome) for outcome in outcomes),
-        bytes_fetched=traffic.nbytes if traffic else 0,
+        bytes_fetched=repos.histories.traffic.nbytes,
     )
     common.output.result(document, lambda: _text(document, outcomes))
     if error := next((outcome.error for outcome in outcomes if outcome.error), None):
@@ -244,7 +241,7 @@ def _text(document: Bumped, outcomes: Sequence[_Outcome]) -> Iterator[str]:
         if model.reason:
             yield f"  {model.reason}"
         elif outcome.report is not None:
-            yield from (f"  {line}" for line in findings_text(outcome.report))
+            yield from (f"  {line}" for line in report_text(outcome.report))
             if outcome.report.cost is not None:
                 yield f"  cost  {outcome.report.cost} ({outcome.report.compared} compared)"
         if model.trouble is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from overlay.cli._errors import ErrorReport
+from overlay.cli._errors import ErrorReport, reported
 from overlay.cli._output import Role, columns, format_seconds, say, style
 from overlay.contract.cost import Compared, Cost  # noqa: TC001  # the JSON schema is made of them
 from overlay.contract.finding import Finding, Severity
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Checked",
+    "CheckedFinding",
     "CheckedModel",
-    "FoundThing",
     "Same",
     "checked_model",
+    "findings_text",
     "print_checked",
     "print_same",
     "print_unusable",
@@ -39,7 +40,7 @@ _STATUS: dict[str, Role] = {"passed": "good", "failed": "bad", "skipped": "warn"
 
 
 @dataclass(frozen=True, slots=True)
-class FoundThing:
+class CheckedFinding:
     """One finding.
 
     Attributes:
@@ -75,7 +76,7 @@ class CheckedModel:
 
     model: str
     status: Literal["passed", "failed", "skipped", "unknown"]
-    findings: tuple[FoundThing, ...]
+    findings: tuple[CheckedFinding, ...]
     compared: Compared | None
     cost: Cost | None
     trouble: ErrorReport | None
@@ -115,7 +116,7 @@ class Checked:
     def text(self, reports: Sequence[Report]) -> Iterator[str]:
         """Findings, what could not be told, and the summary."""
         findings = [finding for report in reports for finding in report.findings]
-        yield from _lines(findings)
+        yield from findings_text(findings)
         yield from self.ending(reports)
 
     def ending(self, reports: Sequence[Report]) -> Iterator[str]:
@@ -167,13 +168,11 @@ def _why(path: SamePath) -> str:
 
 def checked_model(report: Report) -> CheckedModel:
     """A report as the document has it."""
-    error = report.trouble
-    trouble = ErrorReport(error.code, error.message, error.hint, error.exit_status, error.data) if error else None
     return CheckedModel(
         model=report.model,
         status=report.status,
         findings=tuple(
-            FoundThing(
+            CheckedFinding(
                 code=finding.code,
                 severity=finding.severity,
                 severities=dict(finding.severities),
@@ -188,7 +187,7 @@ def checked_model(report: Report) -> CheckedModel:
         ),
         compared=report.compared,
         cost=report.cost,
-        trouble=trouble,
+        trouble=reported(report.trouble) if report.trouble else None,
     )
 
 
@@ -222,12 +221,13 @@ def print_unusable(error: InvalidRegistry, form: str) -> None:
         )
         for problem in error.data.get("problems", [whole])
     ]
-    lines = annotation_lines(findings) if form == "github" else _lines(findings)
+    lines = annotation_lines(findings) if form == "github" else findings_text(findings)
     for line in (*lines, f"{counts(findings)} · nothing was checked"):
         say(line)
 
 
-def _lines(findings: Iterable[Finding]) -> Iterator[str]:
+def findings_text(findings: Iterable[Finding]) -> Iterator[str]:
+    """Findings for people, in colour."""
     for finding in findings:
         yield from finding_lines(finding, style(finding.severity, _ROLES[finding.severity]))
 

@@ -25,7 +25,7 @@ from overlay.formats.os_errors import OUT_OF_MEMORY, errno_name, is_out_of_memor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["ErrorDocument", "ErrorReport", "Terminated", "failure_of", "redact", "report"]
+__all__ = ["ErrorDocument", "ErrorReport", "Terminated", "failure_of", "redact", "report", "reported"]
 
 USAGE = 2
 BUG = 70
@@ -71,7 +71,7 @@ def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int: 
     """Describe ``error``; a bare status where nothing is to be said."""
     match error:
         case OverlayError():
-            return ErrorReport(error.code, error.message, error.hint, error.exit_status, error.data)
+            return reported(error)
         case click.exceptions.Exit():
             return error.exit_code
         case click.exceptions.NoArgsIsHelpError():
@@ -96,6 +96,11 @@ def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int: 
             return _os_error(OSError(errno.ELOOP, str(error))) or _bug(error, args)
         case _:
             return _bug(error, args)
+
+
+def reported(error: OverlayError) -> ErrorReport:
+    """An error as part of a document."""
+    return ErrorReport(error.code, error.message, error.hint, error.exit_status, error.data)
 
 
 def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException) -> int:

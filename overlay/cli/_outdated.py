@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from overlay.cli._check import CheckedModel, checked_model
-from overlay.cli._errors import ErrorReport  # noqa: TC001  # the JSON schema is made of it
+from overlay.cli._errors import ErrorReport, reported
 from overlay.cli._output import Role, columns, style
-from overlay.cli._project import entries_of, reported, resolution_of, trouble_text, upstream
+from overlay.cli._project import resolution_of, trouble_text, upstream
 from overlay.contract.upkeep import outdated as look
 from overlay.formats.wording import counted, format_bytes
 from overlay.registry import load_registry
+from overlay.registry.load import own_models
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -101,12 +102,11 @@ class Outdated:
 def run_outdated(common: Common, models: Sequence[str], *, exit_code: bool) -> None:
     """What the command does."""
     registry, repos = load_registry(common.registry), upstream(common)
-    outlooks = [look(resolution_of(model, registry), repos) for model in models or entries_of(registry)]
-    traffic = repos.histories.traffic
+    outlooks = [look(resolution_of(model, registry), repos) for model in models or own_models(registry)]
     document = Outdated(
         registry=registry.path,
         models=tuple(_model(common, outlook) for outlook in outlooks),
-        bytes_fetched=traffic.nbytes if traffic else 0,
+        bytes_fetched=repos.histories.traffic.nbytes,
     )
     common.output.result(document, lambda: _text(document))
     if trouble := next((outlook.trouble for outlook in outlooks if outlook.trouble), None):
@@ -136,9 +136,9 @@ def _model(common: Common, outlook: Outlook) -> OutdatedModel:
 
 def _targets(states: Sequence[RepoState], source: str | None, overlay: str | None) -> Iterator[str]:
     """The options that name a pair, of each repo that moves."""
-    pinned = {state.role: state.pinned for state in states}
+    pinned: dict[str, str | None] = {state.role: state.pinned for state in states}
     for role, commit in (("source", source), ("overlay", overlay)):
-        if commit is not None and commit != pinned.get(role):  # type: ignore[call-overload]  # roles are words
+        if commit is not None and commit != pinned.get(role):
             yield from (f"--{role}-to", commit)
 
 

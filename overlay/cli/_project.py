@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from overlay.cli._errors import ErrorReport
-from overlay.cli._output import Role, style
+from overlay.cli._check import findings_text
 from overlay.cli._progress import phases
-from overlay.contract.render import finding_lines
 from overlay.contract.search import Repos
 from overlay.errors import InvalidUsage, OverlayError
 from overlay.hub.history import Histories
-from overlay.hub.traffic import Traffic
 from overlay.materialization.lock import lock
 from overlay.materialization.lock_changes import EXPECTED_DROPPED
 from overlay.materialization.request import open_cache, open_memo
@@ -22,15 +19,14 @@ from overlay.registry.replace import replace_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from overlay.cli._errors import ErrorReport
     from overlay.cli._options import Common
     from overlay.contract.check import Report
     from overlay.registry import Registry, Resolution
 
 __all__ = [
     "change_registry",
-    "entries_of",
-    "findings_text",
-    "reported",
+    "report_text",
     "resolution_of",
     "trouble_text",
     "upstream",
@@ -38,19 +34,12 @@ __all__ = [
     "write_lock",
 ]
 
-_ROLES: dict[str, Role] = {"error": "bad", "warning": "warn", "note": "dim"}
-
 
 def upstream(common: Common) -> Repos:
     """The repos of the Hub, or of the folder in its place, and their histories; what is fetched is counted."""
     memo = open_memo(open_cache(common.options(), create=False), write=False)
-    histories = Histories(common.hub, common.offline, Traffic())
+    histories = Histories(common.hub, common.offline)
     return Repos(common.hub, common.offline, memo, histories)
-
-
-def entries_of(registry: Registry) -> tuple[str, ...]:
-    """The models that the registry file in force itself speaks of."""
-    return tuple(model for model, entry in registry.entries.items() if entry.place.file == registry.path)
 
 
 def resolution_of(model: str, registry: Registry) -> Resolution:
@@ -115,11 +104,6 @@ def write_lock(common: Common, registry: Registry, models: Sequence[str]) -> str
     return str(locking.path)
 
 
-def reported(error: OverlayError) -> ErrorReport:
-    """An error as part of a document."""
-    return ErrorReport(error.code, error.message, error.hint, error.exit_status, error.data)
-
-
 def trouble_text(trouble: ErrorReport) -> Iterator[str]:
     """What could not be told, and what may help."""
     yield f"  not told[{trouble.code}]: {trouble.message}"
@@ -127,11 +111,9 @@ def trouble_text(trouble: ErrorReport) -> Iterator[str]:
         yield f"    hint: {trouble.hint}"
 
 
-def findings_text(report: Report) -> Iterator[str]:
+def report_text(report: Report) -> Iterator[str]:
     """The findings of a report, but the cost, which is said by itself."""
-    for finding in report.findings:
-        if finding.code != "cost":
-            yield from finding_lines(finding, style(finding.severity, _ROLES[finding.severity]))
+    return findings_text(finding for finding in report.findings if finding.code != "cost")
 
 
 def usage(message: str, command: str) -> NoReturn:

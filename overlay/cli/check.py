@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from contextlib import suppress
 from functools import partial
@@ -142,14 +141,11 @@ def _check_models(
 
 def _resolutions(registry: Registry, models: Sequence[str]) -> dict[str, Resolution]:
     """What is to be checked: what was named, else every entry of the file in force."""
-    from overlay.registry import load_registry, resolve
+    from overlay.registry import resolve
+    from overlay.registry.load import own_models
 
-    names = models
-    if not models:
-        # Without sglang's variable: it may have the last word on an entry, and that is still one of the file.
-        own = load_registry(Path(registry.path), environ={}).entries.values()
-        names = [entry.model for entry in own if entry.place.file == registry.path]
-    return {resolution.model: resolution for resolution in (resolve(name, registry) for name in names)}
+    resolutions = (resolve(name, registry) for name in models or own_models(registry))
+    return {resolution.model: resolution for resolution in resolutions}
 
 
 def _take(common: Common, traffic: Traffic, resolution: Resolution, known: LockedModel | None) -> Inventory:
@@ -193,10 +189,11 @@ def _check_same(common: Common, repo: str, revisions: tuple[str, str], paths: Se
     from overlay.cli._check import Same, print_same
     from overlay.contract.same import compare_paths
     from overlay.hub import Traffic
+    from overlay.hub.hub_cache import COMMIT
     from overlay.registry import Pin
 
     for revision in revisions:
-        if not re.fullmatch(r"[0-9a-f]{40}", revision):
+        if not COMMIT.fullmatch(revision):
             raise InvalidUsage(
                 f"{revision!r} is no commit; expected 40 lower-case hex digits",
                 code="not-a-commit",

@@ -11,7 +11,7 @@ from overlay.formats.manifest import read_manifest
 from overlay.planning.location import overlay_identity
 from overlay.planning.vdn_h3 import STAGES
 from overlay.registry import Entry, Need, Pin, Recipe
-from overlay.registry.entries import NOWHERE
+from overlay.registry.entries import DEFAULT_MATERIALIZER_VERSION, NOWHERE
 from overlay.registry.merge import VDN_H3_COMPONENTS
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def entry_fields(
         identity = overlay_identity(entry, overlay, read_manifest(overlay))
         fingerprint = identity.overlay_fingerprint
         fields["overlay"] = {"repo": pin.repo, "revision": pin.revision, "fingerprint": fingerprint}
-        if identity.materializer_version != "v1":
+        if identity.materializer_version != DEFAULT_MATERIALIZER_VERSION:
             fields["overlay"]["materializer_version"] = identity.materializer_version
     if needs:
         fields["needs"] = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +27,7 @@ _COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "note"
 def shown_path(file: str) -> str:
     """A file as people find it: relative to the working directory where it is inside it."""
     try:
-        return str(Path(file).resolve().relative_to(Path.cwd().resolve())) if os.path.isabs(file) else file  # noqa: PTH117
+        return str(Path(file).resolve().relative_to(Path.cwd().resolve())) if Path(file).is_absolute() else file
     except (ValueError, OSError):
         return file
 
@@ -103,7 +102,7 @@ def markdown(reports: Sequence[Report], summary: str) -> str:
 
 
 def _by_consumer(finding: Finding) -> str:
-    if len(set(finding.severities.values())) < 2:  # noqa: PLR2004  # all the same
+    if len(set(finding.severities.values())) <= 1:
         return ""
     return ", ".join(f"{severity} for {consumer}" for consumer, severity in finding.severities.items())
 

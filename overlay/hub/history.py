@@ -11,13 +11,13 @@ from overlay.fingerprint import DigestMemo
 from overlay.formats.strict_json import parse_json
 from overlay.hub.folder import open_in_hub_folder
 from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline
+from overlay.hub.traffic import Traffic
 from overlay.registry import LOCAL, Pin, repo_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from overlay.hub.traffic import Traffic
 
 __all__ = ["MOST_COMMITS", "Commit", "Histories"]
 
@@ -58,7 +58,7 @@ class Histories:
 
     hub: Path | None
     offline: bool
-    traffic: Traffic | None = None
+    traffic: Traffic = field(default_factory=Traffic)
     _heads: dict[str, str] = field(default_factory=dict)
     _known: dict[str, list[Commit]] = field(default_factory=dict)
     _pages: dict[str, Iterator[bytes]] = field(default_factory=dict)

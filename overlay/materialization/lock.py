@@ -6,7 +6,6 @@ import fcntl
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from overlay.errors import CannotWrite, InvalidUsage
@@ -17,20 +16,19 @@ from overlay.materialization.inputs import hash_ahead
 from overlay.materialization.lock_changes import changes
 from overlay.materialization.lock_expected import expected_output
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
-from overlay.registry import LOCAL, Entry, Registry, Resolution, load, load_registry
+from overlay.registry import LOCAL, Entry, Registry, Resolution
 from overlay.registry import resolve as resolve_model
-from overlay.registry.load import packaged_registry
+from overlay.registry.load import own_models, project_registry
 from overlay.registry.lock import Lock, LockedModel, dump_lock, lock_path, read_lock
 from overlay.registry.replace import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from overlay.materialization.request import Phase
 
-__all__ = ["LockedEntry", "Locking", "facts_of", "lock", "models_to_lock", "project_registry"]
-
-_OF_A_SERVER = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
+__all__ = ["LockedEntry", "Locking", "facts_of", "lock", "models_to_lock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def lock(
         CheckFailed: ``from_build`` is not what its record says, or was built of something else.
         OverlayError: As ``take_inventory`` and ``make_plan``; nothing is written then.
     """
-    registry = project_registry(options)
+    registry = project_registry(options.registry)
     path = lock_path(registry.path)
     before = read_lock(path) or Lock()
     if from_build is not None and len(models) != 1:
@@ -120,35 +118,10 @@ def lock(
     return Locking(path, entries, written, traffic.nbytes)
 
 
-def project_registry(options: Options) -> Registry:
-    """The registry in force as its files have it, if it is one of a project.
-
-    What a server's variable says of models is not in it: that is no property of the project.
-
-    Raises:
-        InvalidUsage: It is the one that ships with this program.
-    """
-    environ = {name: value for name, value in os.environ.items() if name != _OF_A_SERVER}
-    registry = load_registry(options.registry, environ=environ)
-    packaged = packaged_registry()
-    installed = packaged.parent == Path(load.__file__).parent  # in a checkout it lies at the top
-    with suppress(OSError):
-        meant = options.registry is not None or Path.cwd().is_relative_to(packaged.parent)
-        if packaged.samefile(registry.path) and (installed or not meant):
-            raise InvalidUsage(
-                f"{packaged}: ships with this program, so nothing is written beside it",
-                code="no-project",
-                hint="start a registry of your own: overlay init; or name one: --registry FILE",
-                registry=str(packaged),
-            )
-    return registry
-
-
 def models_to_lock(registry: Registry, known: Lock) -> list[str]:
     """The models that the registry file itself speaks of, and those of the registry in force that are locked."""
-    return [
-        model for model, entry in registry.entries.items() if entry.place.file == registry.path or model in known.models
-    ]
+    named = {*own_models(registry), *known.models}
+    return [model for model in registry.entries if model in named]
 
 
 def facts_of(

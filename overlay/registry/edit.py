@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, ScalarNode
 
 from overlay.errors import InvalidRegistry
+from overlay.registry.entries import DEFAULT_MATERIALIZER_VERSION
 from overlay.registry.explain import checked
 from overlay.registry.problems import Problem, refuse
 from overlay.registry.strict_yaml import parse
@@ -31,7 +32,6 @@ __all__ = ["NewPin", "add_entry", "set_pins"]
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|\Z)")
 _PLAIN = re.compile(r"(?!null$|Null$|NULL$)[A-Za-z0-9_][A-Za-z0-9_./+-]*")
 _STEP = 2
-DEFAULT_VERSION = "v1"
 _BOM = "\ufeff"
 
 
@@ -49,7 +49,7 @@ class NewPin:
 
     revision: str
     fingerprint: str | None = None
-    materializer_version: str = DEFAULT_VERSION
+    materializer_version: str = DEFAULT_MATERIALIZER_VERSION
 
 
 def set_pins(content: bytes, file: str, model: str, pins: Mapping[str, NewPin]) -> bytes:
@@ -95,7 +95,7 @@ def set_pins(content: bytes, file: str, model: str, pins: Mapping[str, NewPin]) 
         if "materializer_version" in section:
             text.replace((*path, "materializer_version"), pin.materializer_version)
             section["materializer_version"] = pin.materializer_version
-        elif pin.materializer_version != DEFAULT_VERSION:
+        elif pin.materializer_version != DEFAULT_MATERIALIZER_VERSION:
             text.append(path, {"materializer_version": pin.materializer_version})
             section["materializer_version"] = pin.materializer_version
     return text.result(expected)
@@ -125,7 +125,7 @@ def _fields(pin: NewPin) -> dict[str, str]:
     fields = {"revision": pin.revision}
     if pin.fingerprint:
         fields["fingerprint"] = pin.fingerprint
-    if pin.materializer_version != DEFAULT_VERSION:
+    if pin.materializer_version != DEFAULT_MATERIALIZER_VERSION:
         fields["materializer_version"] = pin.materializer_version
     return fields
 

@@ -27,6 +27,9 @@ __all__ = [
 LOCAL = "local"
 """The revision of a folder, which has no commit."""
 
+DEFAULT_MATERIALIZER_VERSION = "v1"
+"""sglang's, where an overlay's manifest names none."""
+
 CONSUMERS = ("overlay", "sglang")
 """Who builds a model from its pins: this program, and a server that resolves the overlay by itself."""
 
@@ -139,7 +142,7 @@ class Entry:
         needs: Secondary repos.
         recipe: How the output is made.
         place: Of the entry in the registry file, variable or manifest that last changed it.
-        materializer_version: What the overlay's manifest says, as far as the registry knows (sglang's default: ``v1``).
+        materializer_version: What the overlay's manifest says, as far as the registry knows; else sglang's default.
         server: What a server was told, if not its built-in table.
         consumers: Who the entry must hold for, of ``CONSUMERS``.
     """
@@ -151,7 +154,7 @@ class Entry:
     needs: tuple[Need, ...]
     recipe: Recipe
     place: Place = field(compare=False)
-    materializer_version: str = "v1"
+    materializer_version: str = DEFAULT_MATERIALIZER_VERSION
     server: ServerSpec | None = None
     consumers: tuple[str, ...] = CONSUMERS
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.errors import InvalidRegistry, NotHere
+from overlay.errors import InvalidRegistry, InvalidUsage, NotHere
 from overlay.registry.entries import Registry
 
 if TYPE_CHECKING:
@@ -17,7 +18,15 @@ if TYPE_CHECKING:
     from overlay.registry.schema import RegistryFile
     from overlay.registry.strict_yaml import Document
 
-__all__ = ["FILE_NAME", "VARIABLE", "load_registry", "locked_model", "packaged_registry"]
+__all__ = [
+    "FILE_NAME",
+    "VARIABLE",
+    "load_registry",
+    "locked_model",
+    "own_models",
+    "packaged_registry",
+    "project_registry",
+]
 
 FILE_NAME = "registry.yaml"
 VARIABLE = "OVERLAY_REGISTRY"
@@ -59,6 +68,46 @@ def load_registry(
     entries, told = apply_server_registry(entries, environ, cwd)
     notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
     return Registry(str(files[-1]), entries, notes)
+
+
+def own_models(registry: Registry) -> tuple[str, ...]:
+    """The models that the file in force itself speaks of, also where a server's variable has the last word on one.
+
+    Raises:
+        InvalidRegistry: As :func:`load_registry`.
+    """
+    entries = load_registry(Path(registry.path), environ={}).entries
+    return tuple(model for model, entry in entries.items() if entry.place.file == registry.path)
+
+
+def project_registry(flag: Path | None) -> Registry:
+    """The registry in force as its files have it, if it is one of a project.
+
+    What a server's variable says of models is not in it: that is no property of the project.
+
+    Args:
+        flag: File named on the command line.
+
+    Raises:
+        InvalidUsage: It is the one that ships with this program.
+        InvalidRegistry: As :func:`load_registry`.
+    """
+    from overlay.registry.server import VARIABLE as OF_A_SERVER  # pydantic, as above
+
+    environ = {name: value for name, value in os.environ.items() if name != OF_A_SERVER}
+    registry = load_registry(flag, environ=environ)
+    packaged = packaged_registry()
+    installed = packaged.parent == Path(__file__).parent  # in a checkout it lies at the top
+    with suppress(OSError):
+        meant = flag is not None or Path.cwd().is_relative_to(packaged.parent)
+        if packaged.samefile(registry.path) and (installed or not meant):
+            raise InvalidUsage(
+                f"{packaged}: ships with this program, so nothing is written beside it",
+                code="no-project",
+                hint="start a registry of your own: overlay init; or name one: --registry FILE",
+                registry=str(packaged),
+            )
+    return registry
 
 
 def locked_model(registry: str | Path, model: str) -> LockedModel | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.registry.entries import CONSUMERS, Entry, Need, Pin, Place, Recipe
+from overlay.registry.entries import CONSUMERS, DEFAULT_MATERIALIZER_VERSION, Entry, Need, Pin, Place, Recipe
 from overlay.registry.problems import did_you_mean, refuse
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class _Layer:
             recipe=recipe,
             place=self.place(),
             materializer_version=(said.materializer_version if said else None)
-            or (known.materializer_version if known else "v1"),
+            or (known.materializer_version if known else DEFAULT_MATERIALIZER_VERSION),
             consumers=fields.consumers or (below.consumers if below else CONSUMERS),
         )
         self.check(entry)

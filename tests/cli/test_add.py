@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 from support.contracts import MODEL, edit_json
 from support.hubs import add_repo
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.no_torch
 
-SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
 STAGE = "stage-dmd-step-250"
 OTHER = "acme/other"
 """A model that no registry knows, with the files of the known one."""
@@ -33,29 +31,12 @@ OTHER = "acme/other"
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
     """An empty project, on a Hub that also has the files of the source under another name."""
     with upstream_hub(tmp_path, monkeypatch) as upstream:
-        for name in ("OVERLAY_REGISTRY", "OVERLAY_HUB", "OVERLAY_OFFLINE", "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"):
-            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
         monkeypatch.chdir(upstream.project)
         upstream.registry.unlink()
         (upstream.first.root / OTHER).parent.mkdir()
         (upstream.first.root / OTHER).symlink_to(upstream.first.source_folder.parent)
         yield upstream
-
-
-@pytest.fixture
-def document(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """Run a command with --json, hold the answer against its schema, and return it."""
-
-    def ask(*args: str, status: int = 0) -> dict[str, Any]:
-        capsys.readouterr()
-        assert run([*args, "--json"]) == status
-        found = json.loads(capsys.readouterr().out)
-        rules = json.loads((SCHEMAS / f"{args[0]}.json").read_text())
-        jsonschema.validate(found, rules, cls=jsonschema.Draft202012Validator)
-        return found
-
-    return ask
 
 
 def entry_of(world: Upstream, model: str) -> Entry:
@@ -67,7 +48,7 @@ def entry_of(world: Upstream, model: str) -> Entry:
 
 def test_init_makes_a_registry(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
     """An empty registry that loads, with words for whoever opens it; the next step is said."""
-    found = document("init")
+    found = document("init", "init")
 
     assert found == {"schema_version": 1, "path": "registry.yaml", "next": "overlay add MODEL --overlay REPO"}
     assert world.registry.read_text().startswith("# The models of this project")
@@ -113,9 +94,9 @@ def test_init_says_which_file_is_in_force(
 def test_add_known_model(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
     """A model that the shipped registry knows comes with its recipe and needs, pinned at today's heads and locked."""
     world.commit_source("Say more")
-    document("init")
+    document("init", "init")
 
-    found = document("add", MODEL, "--overlay", OVERLAY_REPO)
+    found = document("add", "add", MODEL, "--overlay", OVERLAY_REPO)
 
     assert [(pin["role"], pin["repo"], pin["revision"]) for pin in found["pins"]] == [
         ("source", SOURCE_REPO, world.now.source),
@@ -154,9 +135,9 @@ def test_add_with_an_unknown_script(world: Upstream, document: Callable[..., dic
     script = world.now.overlay_folder / "_overlay" / "materialize.py"
     script.unlink()
     script.write_text("# other\n")
-    document("init")
+    document("init", "init")
 
-    found = document("add", OTHER, "--overlay", OVERLAY_REPO)
+    found = document("add", "add", OTHER, "--overlay", OVERLAY_REPO)
 
     assert found["recipe"] == {"name": "python"}
     assert "no recipe repeats" in found["why"]
@@ -168,9 +149,9 @@ def test_add_without_a_script(world: Upstream, document: Callable[..., dict[str,
     world.commit_overlay("Drop the script")
     edit_json(world.now.overlay_folder / MANIFEST_PATH, lambda manifest: manifest.pop("custom_materializer"))
     (world.now.overlay_folder / "model_index.json").unlink()
-    document("init")
+    document("init", "init")
 
-    found = document("add", OTHER, "--overlay", OVERLAY_REPO)
+    found = document("add", "add", OTHER, "--overlay", OVERLAY_REPO)
 
     assert found["recipe"] == {"name": "mappings"}
     assert entry_of(world, OTHER).needs == ()
@@ -181,11 +162,11 @@ def test_add_at_named_commits(world: Upstream, document: Callable[..., dict[str,
     world.commit_source("One")
     world.commit_overlay("One")
     world.server.content.history[OTHER] = world.server.content.history[SOURCE_REPO]
-    document("init")
+    document("init", "init")
 
     need = f"{NEEDS_REPO}@{NEEDS_REVISION[:7]}:text_encoder,tokenizer,processor"
     at = ["--overlay", f"{OVERLAY_REPO}@{world.first.overlay}", "--source-rev", world.first.source[:7]]
-    document("add", OTHER, *at, "--need", need, "--recipe", "vdn-h3", "--stage", STAGE)
+    document("add", "add", OTHER, *at, "--need", need, "--recipe", "vdn-h3", "--stage", STAGE)
 
     entry = entry_of(world, OTHER)
     assert [pin.revision for pin in entry.pins] == [world.first.source, world.first.overlay, NEEDS_REVISION]
@@ -194,7 +175,7 @@ def test_add_at_named_commits(world: Upstream, document: Callable[..., dict[str,
 
 def test_h30_add_pins_base_and_adapter_apart(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
     """Base and adapters of several repos, each at a commit of its own, without an overlay."""
-    document("init")
+    document("init", "init")
     [file] = [path.name for path in (world.first.root / LORA_REPO / LORA_REVISION).glob("*.safetensors")]
 
     found = document(
@@ -281,13 +262,13 @@ def test_add_needs_a_registry_of_ones_own(
 
 def test_add_from_a_hub_folder(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
     """A folder in the place of the Hub is pinned at the revisions that it has; no request is made."""
-    document("init")
+    document("init", "init")
     world.server.forget()
     add_repo(world.root / "mirror", "acme/map", "a" * 40, {"x.json": "{}"})
     manifest = {"source_model_id": "acme/map", "file_mappings": [{"src": "x.json"}]}
     add_repo(world.root / "mirror", "acme/map-overlay", "b" * 40, {MANIFEST_PATH: json.dumps(manifest)})
 
-    document("add", "acme/map", "--overlay", "acme/map-overlay", "--hub", str(world.root / "mirror"))
+    document("add", "add", "acme/map", "--overlay", "acme/map-overlay", "--hub", str(world.root / "mirror"))
 
     assert [pin.revision for pin in entry_of(world, "acme/map").pins] == ["a" * 40, "b" * 40]
     assert world.server.asked() == []

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 from hub_server import HubServer
 from support.contracts import MODEL, make_hub, next_overlay
+from support.documents import checked_document
 from support.hubs import client_of
 from support.models import readable_by_all
 from support.users import other_user
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.no_torch
 
-SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
-
 
 @pytest.fixture
 def hub(tmp_path: Path) -> HubFolder:
@@ -45,8 +43,6 @@ def project(hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder = tmp_path / "project"
     folder.mkdir()
     write_registry(folder / "registry.yaml", hub)
-    for name in ("GITHUB_ACTIONS", "GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OVERLAY_HUB", str(hub.root))
     monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
     monkeypatch.chdir(folder)
@@ -70,14 +66,6 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[str, str]]:
         return capsys.readouterr()
 
     return ask
-
-
-def valid(text: str, schema: str) -> Any:
-    """A document, held against its schema."""
-    rules = json.loads((SCHEMAS / f"{schema}.json").read_text())
-    found = json.loads(text)
-    jsonschema.validate(found, rules, cls=jsonschema.Draft202012Validator)
-    return found
 
 
 def naive_bump(project: Path, hub: HubFolder) -> HubFolder:
@@ -149,7 +137,7 @@ def test_the_document_is_that_of_its_schema(
     """``--json`` and ``--output json`` print the same fields, findings with line and column."""
     naive_bump(project, hub)
     for form in (["--json"], ["--output", "json"]):
-        document = valid(said("--base", "main", *form, status=1)[0], "check")
+        document = checked_document(said("--base", "main", *form, status=1)[0], "check")
         [model] = document["models"]
         finding = next(f for f in model["findings"] if f["code"] == "file-renamed")
         assert (model["status"], model["cost"], model["trouble"]) == ("failed", None, None)
@@ -205,7 +193,7 @@ def server(project: Path, hub: HubFolder, tmp_path: Path, monkeypatch: pytest.Mo
 def test_could_not_tell_is_never_bad(server: HubServer, said: Callable[..., tuple[str, str]]) -> None:
     """An outage ends with 5, offline without anything with 3, gated without a token with 0."""
     server.fault(path="/api/*", status=503)
-    valid(said("--json", status=5)[0], "check")
+    checked_document(said("--json", status=5)[0], "check")
     out, _ = said(status=5)
     assert f"{MODEL}: not told[hub-unavailable]: " in out
     assert "1 unknown" in out
@@ -243,14 +231,14 @@ def test_an_error_beside_an_outage_is_an_error(
 ) -> None:
     """What was found before the Hub went away counts."""
     naive_bump(project, hub)
-    valid(said("--json", status=1)[0], "check")
+    checked_document(said("--json", status=1)[0], "check")
     server.fault(path="/api/models/*/tree/*", status=503)
     said(status=1)  # listings are cached; nothing more is asked for
 
 
 def test_the_bytes_are_those_that_came(server: HubServer, said: Callable[..., tuple[str, str]]) -> None:
     """Listings, headers and small files, exactly; a second run asks for the headers alone."""
-    first = valid(said("--json")[0], "check")["bytes_fetched"]
+    first = checked_document(said("--json")[0], "check")["bytes_fetched"]
     assert first == sum(request.sent for request in server.asked())
     server.forget()
     second = json.loads(said("--json")[0])["bytes_fetched"]
@@ -405,7 +393,7 @@ def test_same_tells_each_path(project: Path, hub: HubFolder, said: Callable[...,
     out, _ = said(*both, "README.md", "h3", status=1)
     assert "differs  1 of 1 file: README.md" in out
     assert f"nothing there at {hub.source[:12]} and {other.source[:12]}" in out
-    document = valid(said(*both, "--json", status=1)[0], "check-same")
+    document = checked_document(said(*both, "--json", status=1)[0], "check-same")
     assert (document["equal"], document["paths"][0]["differing"]) == (False, ["README.md"])
 
 

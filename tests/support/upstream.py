@@ -15,7 +15,6 @@ from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SO
 from overlay.demo.registry import write_registry
 from overlay.fingerprint import DigestMemo
 from overlay.formats.overlay_repo import MANIFEST_PATH
-from overlay.hub import Traffic
 from overlay.hub.history import Histories
 from overlay.registry import Resolution, load_registry, resolve
 
@@ -81,7 +80,7 @@ class Upstream:
 
     def repos(self) -> Repos:
         """As a new run would open them."""
-        histories = Histories(None, offline=False, traffic=Traffic())
+        histories = Histories(None, offline=False)
         return Repos(None, offline=False, memo=DigestMemo(None, write=False), histories=histories)
 
     def _push(self, repo: str, commit: str, title: str) -> None:
