@@ -179,7 +179,7 @@ def test_h30_add_pins_base_and_adapter_apart(world: Upstream, document: Callable
     [file] = [path.name for path in (world.first.root / LORA_REPO / LORA_REVISION).glob("*.safetensors")]
 
     found = document(
-        "add", OTHER, "--base", "h3-base/transformer", "--adapter", f"{LORA_REPO}:{file}", "--need", LORA_REPO
+        "add", "add", OTHER, "--base", "h3-base/transformer", "--adapter", f"{LORA_REPO}:{file}", "--need", LORA_REPO
     )
 
     entry = entry_of(world, OTHER)

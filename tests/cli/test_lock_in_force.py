@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
 import pytest
 from support.demo_hub import MODEL, World, make_built_world
 from support.locks import lock_of, write_lock
@@ -17,9 +14,7 @@ from overlay.materialization.request import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-SCHEMAS = Path(__file__).parents[2] / "docs/reference/schemas"
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +54,6 @@ def other_output(document: dict[str, Any]) -> None:
     tensors[min(tensors)] = "xxh3_128:" + "0" * 32
 
 
-def ask(capsys: pytest.CaptureFixture[str], schema: str, *args: str, status: int = 0) -> dict[str, Any]:
-    """Run a command with --json and hold the answer against its schema."""
-    assert run([*args, "--json"]) == status
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    jsonschema.validate(
-        found, json.loads((SCHEMAS / f"{schema}.json").read_text()), cls=jsonschema.Draft202012Validator
-    )
-    return found
-
-
 def lines(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> list[str]:
     assert run(list(args)) == status
     return [line.strip() for line in capsys.readouterr().out.splitlines()]
@@ -78,11 +63,13 @@ def row(found: list[str], name: str) -> list[str]:
     return [line.split(None, 1)[1] for line in found if line.split(" ")[0] == name]
 
 
-def test_resolve_shows_a_current_lock(locked: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_resolve_shows_a_current_lock(
+    locked: Callable[..., Path], capsys: pytest.CaptureFixture[str], document: Any
+) -> None:
     """One line, and its values in JSON."""
     path = locked()
     assert row(lines(capsys, "resolve", MODEL), "lock") == ["current"]
-    assert ask(capsys, "resolve", "resolve", MODEL)["lock"] == {
+    assert document("resolve", "resolve", MODEL)["lock"] == {
         "path": str(path),
         "state": "current",
         "differences": [],
@@ -90,29 +77,29 @@ def test_resolve_shows_a_current_lock(locked: Callable[..., Path], capsys: pytes
 
 
 def test_resolve_shows_a_stale_lock(
-    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str], document: Any
 ) -> None:
     """The first difference; of a model that is absent, locking is what comes next."""
     locked(other_commit)
     what = f"{MODEL} is locked at 000000000000, pinned at {MODEL}@{world.hub.source[:12]}"
     assert row(lines(capsys, "resolve", MODEL), "lock") == [f"stale: {what}"]
-    found = ask(capsys, "resolve", "resolve", MODEL)
+    found = document("resolve", "resolve", MODEL)
     assert (found["state"], found["lock"]["state"], found["lock"]["differences"]) == ("present", "stale", [what])
     assert found["next"] == f"overlay verify {MODEL}"
-    absent = ask(capsys, "resolve", "resolve", MODEL, "--cache-root", str(world.root / "empty"))
+    absent = document("resolve", "resolve", MODEL, "--cache-root", str(world.root / "empty"))
     assert absent["next"].startswith(f"overlay lock {MODEL}")
 
 
 def test_resolve_says_nothing_without_a_lock(
-    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str], document: Any
 ) -> None:
     """Without the file there is no line; a lock that does not name the model is told apart."""
     assert row(lines(capsys, "resolve", MODEL), "lock") == []
-    assert ask(capsys, "resolve", "resolve", MODEL)["lock"] is None
+    assert document("resolve", "resolve", MODEL)["lock"] is None
     path = locked()
     path.write_text('{"lock_version": 1, "models": {}}')
     assert row(lines(capsys, "resolve", MODEL), "lock") == ["none"]
-    assert ask(capsys, "resolve", "resolve", MODEL)["lock"]["state"] == "none"
+    assert document("resolve", "resolve", MODEL)["lock"]["state"] == "none"
     path.write_text("[]")
     assert run(["path", MODEL]) == 0  # reads no lock
     assert world.cache.is_dir()
@@ -120,25 +107,25 @@ def test_resolve_says_nothing_without_a_lock(
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)], ids=["run", "dry-run"])
 def test_prewarm_refuses_a_stale_lock(
-    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str], flags: tuple[str, ...]
+    world: World, locked: Callable[..., Path], flags: tuple[str, ...], document: Any
 ) -> None:
     """Status 2, with the command that locks again; a dry run says the same."""
     locked(other_commit)
     root = str(world.root / "empty")
-    found = ask(capsys, "error", "prewarm", MODEL, "--cache-root", root, *flags, status=2)["error"]
+    found = document("error", "prewarm", MODEL, "--cache-root", root, *flags, status=2)["error"]
     assert found["code"] == "lock-stale"
     assert f"overlay lock {MODEL}" in found["hint"]
     assert not (world.root / "empty/.overlay/trees").exists()
 
 
 def test_a_quarantined_tree_is_listed_compared_and_removed(
-    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str], document: Any
 ) -> None:
     """From the refusal on: every command that its hint leads to takes the folder."""
     [published] = world.cache.glob(".overlay/trees/*")
     locked(other_output)
     root = ("--cache-root", str(world.root / "other"))
-    error = ask(capsys, "error", "prewarm", MODEL, *root, status=1)["error"]
+    error = document("error", "prewarm", MODEL, *root, status=1)["error"]
     kept = error["data"]["quarantine"]
     assert error["code"] == "output-differs"
     assert f"overlay compare {kept}" in error["hint"]
@@ -147,20 +134,18 @@ def test_a_quarantined_tree_is_listed_compared_and_removed(
     assert run(["verify", kept]) == 0
     capsys.readouterr()
     name = kept.rpartition("/")[2]
-    [model] = ask(capsys, "cache-ls", "cache", "ls", *root)["models"]
+    [model] = document("cache-ls", "cache", "ls", *root)["models"]
     assert (model["in_quarantine"], model["path"], model["locations"]) == (True, kept, [])
     assert any(f"quarantine: {name}" in line for line in lines(capsys, "cache", "ls", *root))
     info = lines(capsys, "cache", "info", name, *root)
     assert row(info, "location") == ["none: not what the lock expects, so in quarantine"]
-    planned = ask(capsys, "cache-rm", "cache", "rm", name, "--dry-run", *root)
+    planned = document("cache-rm", "cache", "rm", name, "--dry-run", *root)
     assert planned["trees"] == [kept]
     assert kept in lines(capsys, "cache", "rm", name, *root)
-    assert ask(capsys, "cache-ls", "cache", "ls", *root)["models"] == []
+    assert document("cache-ls", "cache", "ls", *root)["models"] == []
 
 
-def test_verify_uses_the_lock_at_level_sha256(
-    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_uses_the_lock_at_level_sha256(world: World, locked: Callable[..., Path], document: Any) -> None:
     """A file that was made to pass by its own digest fails by the lock's."""
 
     def edit(document: dict[str, Any]) -> None:
@@ -169,9 +154,9 @@ def test_verify_uses_the_lock_at_level_sha256(
         files[path]["sha256"] = "0" * 64
 
     locked()
-    assert ask(capsys, "verify", "verify", MODEL, "--level", "sha256")["ok"]
+    assert document("verify", "verify", MODEL, "--level", "sha256")["ok"]
     locked(edit)
-    assert ask(capsys, "verify", "verify", MODEL)["ok"]
-    found = ask(capsys, "verify", "verify", MODEL, "--level", "sha256", status=1)
+    assert document("verify", "verify", MODEL)["ok"]
+    found = document("verify", "verify", MODEL, "--level", "sha256", status=1)
     assert [problem["kind"] for problem in found["problems"]] == ["content"]
     assert world.cache.is_dir()
