@@ -52,7 +52,7 @@ test-slow: .venv/.installed-dev
 	$(PYTEST) -m 'slow and not gpu'
 
 test-no-torch: .venv-no-torch/.installed
-	OVERLAY_TEST_INSTALLED=1 .venv-no-torch/bin/pytest -m 'no_torch and not slow'
+	OVERLAY_TEST_INSTALLED=1 .venv-no-torch/bin/pytest -n 2 -m 'no_torch and not slow'
 
 format: .venv/.installed-dev
 	$(BIN)/ruff format
