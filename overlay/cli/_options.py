@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +63,7 @@ _OPTIONS = (
         "--verbose",
         is_flag=True,
         envvar="OVERLAY_VERBOSE",
-        help="A dry run lists every file; retries of the Hub client and tracebacks of bugs are shown.",
+        help="Show retries of the Hub client, and tracebacks of bugs.",
     ),
 )
 
@@ -140,6 +142,7 @@ def common_options(function: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         output = Output(json=as_json, quiet=quiet, verbose=verbose)
         common = Common(registry, cache_root, hub, offline, output)
+        _hush_hub_client(verbose=verbose)
         try:
             function(common, **options)
         except OverlayError as error:
@@ -150,6 +153,14 @@ def common_options(function: Callable[..., None]) -> Callable[..., None]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
+
+
+def _hush_hub_client(*, verbose: bool) -> None:
+    """The client logs every request that it makes again; what becomes of it is said here."""
+    if os.environ.get("HF_HUB_VERBOSITY"):
+        return
+    for module in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
+        logging.getLogger(module).setLevel(logging.NOTSET if verbose else logging.ERROR)
 
 
 link_option = click.option(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,7 +121,7 @@ class Prewarmed:
 
 @click.command()
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@click.option("--dry-run", is_flag=True, help="Print the plan: files, bytes, room needed. Build nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan: files (-v: all), bytes, room needed. Build nothing.")
 @click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
 @click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
 @link_option
@@ -137,7 +135,6 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     command goes on with the files that were finished.
     """
     options = common.options(**choices)
-    _hush_hub_client(common)
     if dry_run:
         planned = PrewarmPlan(
             tuple(_planned(overlay.plan(model, options, phase=phases(common.output)), common) for model in models)
@@ -158,14 +155,6 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     for model in done.models:
         for note in model.notes:
             common.output.remark(f"{model.model}: {note}")
-
-
-def _hush_hub_client(common: Common) -> None:
-    """The client logs every request that it makes again; what becomes of it is said here."""
-    if os.environ.get("HF_HUB_VERBOSITY"):
-        return
-    for module in ("huggingface_hub.utils._http", "huggingface_hub.file_download"):
-        logging.getLogger(module).setLevel(logging.NOTSET if common.output.verbose else logging.ERROR)
 
 
 def _waiting(model: str, output: Output) -> Callable[[str], None]:

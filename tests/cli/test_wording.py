@@ -273,6 +273,7 @@ def _loggers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_loggers")
+@pytest.mark.parametrize("command", [["prewarm", MODEL, "--dry-run"], ["check", MODEL], ["outdated", MODEL]], ids=str)
 @pytest.mark.parametrize("flag", [None, "-q", "-v"])
 def test_retries_of_the_client_show_with_v_alone(
     said: Any,
@@ -280,16 +281,17 @@ def test_retries_of_the_client_show_with_v_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
+    command: list[str],
     flag: str | None,
 ) -> None:
-    """A request that is made again and then succeeds is no news."""
+    """A request that is made again and then succeeds is no news, whichever command made it."""
     monkeypatch.delenv("OVERLAY_HUB")
     with (
         HubServer(world.hub.root) as server,
         client_of(server, monkeypatch, tmp_path / "hf"),
     ):
         server.faults = [Fault(path="*/tree/*", status=503, times=1)]
-        said("prewarm", MODEL, "--dry-run", *([flag] if flag else []))
+        said(*command, *([flag] if flag else []))
         assert 503 in {request.status for request in server.asked()}
     assert bool(caplog.records) == (flag == "-v")
 
