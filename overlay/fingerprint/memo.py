@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import TryAgain
 from overlay.fingerprint.digests import BLOCK, descriptor_digests, parse_digest
 from overlay.fingerprint.entries import entry_bytes, entry_in
-from overlay.formats.local import file_stat, open_file, read_small_file
+from overlay.formats.local import file_stat, open_file, read_small_file, write_small_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,14 +161,8 @@ class DigestMemo:
     def _store(self, entry: Path | None, key: str, found: Any) -> None:
         if entry is None or not self._write:
             return
-        staged = entry.with_name(f".{entry.name}-{secrets.token_hex(8)}.tmp")
         with contextlib.suppress(OSError):  # a memo that cannot be written costs time, nothing else
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                staged.write_bytes(entry_bytes(_VERSION, key, found))
-                staged.replace(entry)
-            finally:
-                staged.unlink(missing_ok=True)
+            write_small_file(entry, entry_bytes(_VERSION, key, found))
 
 
 def _identity(found: os.stat_result) -> _Identity:

@@ -1,8 +1,9 @@
-"""Reading files of this host, with every way in which a file can be unreadable told apart by name."""
+"""Files of this host: read with every way in which one can be unreadable told apart by name, small ones written."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,7 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["MAX_SMALL_FILE", "explain_os_error", "file_stat", "open_file", "read_small_file", "read_span"]
+__all__ = [
+    "MAX_SMALL_FILE",
+    "explain_os_error",
+    "file_stat",
+    "open_file",
+    "read_small_file",
+    "read_span",
+    "too_large",
+    "write_small_file",
+]
 
 MAX_SMALL_FILE = 64 * 2**20
 """Bytes of a small file at most: JSON and text, never weights."""
@@ -79,14 +89,36 @@ def read_small_file(path: Path, most: int = MAX_SMALL_FILE) -> bytes:
     """
     with open_file(path) as (descriptor, found):
         if found.st_size > most:
-            raise BrokenInput(
-                f"{path}: {found.st_size} bytes, expected at most {most} for a small file",
-                code="too-large",
-                hint="check that this is the right file",
-                where=str(path),
-                size=found.st_size,
-            )
+            raise too_large(str(path), found.st_size, most)
         return read_span(descriptor, 0, found.st_size)
+
+
+def too_large(where: str, size: int, most: int) -> BrokenInput:
+    """The error for a file of more than ``most`` bytes where a small one is expected."""
+    return BrokenInput(
+        f"{where}: {size} bytes, expected at most {most} for a small file",
+        code="too-large",
+        hint="check that this is the right file",
+        where=where,
+        size=size,
+    )
+
+
+def write_small_file(path: Path, data: bytes) -> None:
+    """Write a file so that readers see the old one or the new one, whole; its folder is made, its mode is the umask's.
+
+    Nothing is synced: after a crash of the system the file may be gone or damaged.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
+    try:
+        staged.write_bytes(data)
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
 
 
 def _require_regular(path: Path, found: os.stat_result) -> None:

@@ -6,10 +6,7 @@ that lock again; nobody else does. What was damaged or edited since is as if it 
 
 from __future__ import annotations
 
-import os
-import tempfile
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import OverlayError
@@ -17,10 +14,11 @@ from overlay.fingerprint import action_key, bytes_digest
 from overlay.fingerprint.entries import entry_bytes, entry_in
 from overlay.formats.files import MAX_SMALL_FILE
 from overlay.formats.header import Header, TensorInfo
-from overlay.formats.local import read_small_file
+from overlay.formats.local import read_small_file, write_small_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 __all__ = ["Contents", "header_digest"]
 
@@ -106,14 +104,7 @@ class Contents:
             return
         place = self._folder / sha256[:2] / f"{sha256}{suffix}"
         with suppress(OSError):  # a store that cannot be written costs a request some day, nothing else
-            place.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, staged = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                Path(staged).replace(place)
-            finally:
-                Path(staged).unlink(missing_ok=True)
+            write_small_file(place, data)
 
 
 def _document(header: Header) -> dict[str, Any]:

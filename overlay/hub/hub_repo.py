@@ -11,11 +11,11 @@ from overlay.fingerprint import git_blob_digest
 from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE, Folder
 from overlay.formats.header import needed_prefix, parse_header, read_header
 from overlay.formats.lfs import refuse_pointer
-from overlay.formats.local import open_file, read_span
+from overlay.formats.local import open_file, read_span, write_small_file
 from overlay.formats.wording import counted
 from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline, storage_folder
 from overlay.hub.repo import matches, no_such_file
-from overlay.hub.trees import read_cached_tree, snapshot_tree, write_atomically, write_tree
+from overlay.hub.trees import read_cached_tree, snapshot_tree, write_tree
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -311,7 +311,7 @@ class HubRepo:
 
             commit = client.resolve_branch(self.repo, self._traffic)
             with suppress(OSError):  # a cache that cannot be written does without
-                write_atomically(ref, commit)
+                write_small_file(ref, commit.encode())
             return commit
         commit = ref.read_text(encoding="ascii").strip() if ref.is_file() else ""
         if not COMMIT.fullmatch(commit):

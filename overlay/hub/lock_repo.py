@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from overlay.errors import BrokenInput, NotHere
+from overlay.errors import NotHere
 from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE
+from overlay.formats.local import too_large
 from overlay.hub.inventory import Inventory
 from overlay.hub.repo import no_such_file
 
@@ -80,13 +81,7 @@ class LockRepo:
         """
         file = self._file(path)
         if file.size > most:
-            raise BrokenInput(
-                f"{self.where(path)}: {file.size} bytes, expected at most {most} for a small file",
-                code="too-large",
-                hint="check that this is the right file",
-                where=self.where(path),
-                size=file.size,
-            )
+            raise too_large(self.where(path), file.size, most)
         data = self._contents.small_file(file.sha256)
         return data if data is not None else self._not_here([path])
 

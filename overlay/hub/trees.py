@@ -8,20 +8,19 @@ does not know is treated by it as absent.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import Folder, safe_path
+from overlay.formats.local import write_small_file
 from overlay.formats.strict_json import parse_json, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 __all__ = [
     "Tree",
@@ -29,7 +28,6 @@ __all__ = [
     "read_cached_tree",
     "snapshot_tree",
     "tree_from_listing",
-    "write_atomically",
     "write_tree",
 ]
 
@@ -99,7 +97,7 @@ def write_tree(storage: Path, commit: str, tree: Tree) -> None:
             files[path]["xet_hash"] = file.xet_hash
     with suppress(OSError):
         document = json.dumps({"format_version": _FORMAT_VERSION, "files": files}, indent=1)
-        write_atomically(_tree_path(storage, commit), document)
+        write_small_file(_tree_path(storage, commit), document.encode())
 
 
 def tree_from_listing(pages: Iterable[bytes], where: str) -> Tree:
@@ -148,19 +146,6 @@ def snapshot_tree(snapshot: Path) -> Tree | None:
                 listed = safe_path(f"{path.rpartition('/')[0]}/{shard}".lstrip("/"), folder.where(path))
                 tree.setdefault(listed, TreeFile(None))
     return tree
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see the old one or the new one, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _tree_path(storage: Path, commit: str) -> Path:

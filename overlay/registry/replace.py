@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+from contextlib import suppress
 from pathlib import Path
 
 from overlay.errors import CheckFailed
@@ -25,31 +26,21 @@ def replace_file(path: Path, before: bytes | None, after: bytes) -> None:
         CannotWrite: The system refuses.
     """
     real = Path(os.path.realpath(path))
+    staged = real.with_name(f".{real.name}-{secrets.token_hex(8)}.tmp")
     try:
-        descriptor, name = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.", suffix=".tmp")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with staged.open("xb") as file:
                 file.write(after)
                 file.flush()
-                os.fchmod(descriptor, _mode(real))
-                os.fsync(descriptor)
+                with suppress(FileNotFoundError):
+                    os.fchmod(file.fileno(), real.stat().st_mode & 0o7777)
+                os.fsync(file.fileno())
             _check_unchanged(path, before)
-            Path(name).replace(real)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            staged.replace(real)
+        finally:
+            staged.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(error, str(path), "replace the file", elsewhere="name another file: --registry") from error
-
-
-def _mode(path: Path) -> int:
-    """That of the file; of a new one, what a shell would give it."""
-    try:
-        return path.stat().st_mode & 0o7777
-    except FileNotFoundError:
-        mask = os.umask(0o022)
-        os.umask(mask)
-        return 0o666 & ~mask
 
 
 def _check_unchanged(path: Path, before: bytes | None) -> None:

@@ -51,6 +51,14 @@ def test_gives_back_what_was_kept(tmp_path: Path) -> None:
     assert not [path for path in stored(tmp_path) if path.suffix == ".tmp"]
 
 
+def test_what_is_kept_has_the_mode_of_the_umask(tmp_path: Path) -> None:
+    """Who may read the cache may read this too: no file is private to whoever ran ``overlay lock``."""
+    Contents(tmp_path / "c").keep_file(sha256(DATA), DATA)
+    (tmp_path / "other").touch()
+
+    assert [path.stat().st_mode for path in stored(tmp_path / "c")] == [(tmp_path / "other").stat().st_mode]
+
+
 def test_has_nothing_at_first_and_makes_no_folder(tmp_path: Path) -> None:
     """Asking writes nothing."""
     contents = Contents(tmp_path / "c")
