@@ -11,7 +11,7 @@ from support.registries import VDN, A, B
 from overlay.consumers import sglang
 from overlay.errors import InvalidRegistry
 from overlay.registry import LOCAL, Pin, Registry, ServerSpec, load_registry
-from overlay.registry.load import packaged_registry
+from overlay.registry.load import own_models, packaged_registry
 from overlay.registry.server import VARIABLE
 
 if TYPE_CHECKING:
@@ -161,3 +161,13 @@ def test_project_file_is_below_it(tmp_path: Path) -> None:
     assert registry.entries[VDN].overlay == Pin("acme/overlay", A)
     assert registry.path == str(tmp_path / "registry.yaml")
     assert len(registry.replaced[VDN]) == 2
+
+
+def test_models_of_a_file_are_those_of_the_file(tmp_path: Path) -> None:
+    """A model that the variable changes is still one of the file; one that only the variable names is none."""
+    text = f"schema_version: 1\nmodels:\n  {VDN}:\n    overlay: {{repo: acme/overlay, revision: {A}}}\n"
+    (tmp_path / "registry.yaml").write_text(text)
+    told = {"overlay_repo_id": "acme/other", "overlay_revision": B}
+    registry = load(tmp_path, {VDN: told, "acme/model": told})
+    assert registry.entries[VDN].place.file == VARIABLE
+    assert own_models(registry) == (VDN,)
