@@ -22,6 +22,7 @@ ORDER = (
     "consumers",
     "planning",
     "contract",
+    "upkeep",
     "fusion",
     "cache",
     "materialization",

@@ -12,9 +12,7 @@ from overlay.cli._check import CheckedModel, checked_model
 from overlay.cli._output import columns, style
 from overlay.cli._project import change_registry, report_text, trouble_text, upstream, usage, write_lock
 from overlay.contract.check import check_model
-from overlay.contract.new_entry import entry_fields, guess_recipe
 from overlay.contract.render import shown_path
-from overlay.contract.search import without_lock
 from overlay.errors import CheckFailed, InvalidUsage
 from overlay.formats.wording import format_bytes
 from overlay.registry import Need, Pin, Registry, resolve
@@ -23,14 +21,16 @@ from overlay.registry.explain import checked
 from overlay.registry.load import own_models, project_registry
 from overlay.registry.merge import lay_over
 from overlay.registry.strict_yaml import parse
+from overlay.upkeep.new_entry import entry_fields, guess_recipe
+from overlay.upkeep.search import without_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from overlay.cli._options import Common
     from overlay.contract.check import Report
-    from overlay.contract.search import Repos
     from overlay.registry import Entry
+    from overlay.upkeep.repos import Repos
 
 __all__ = ["Added", "AddedPin", "run_add"]
 
@@ -144,7 +144,7 @@ def _fields(repos: Repos, model: str, known: Entry | None, wanted: Wanted) -> tu
     options = guess.recipe
     if wanted.base:
         options |= {"base": _place(wanted.base), "adapters": [_place(adapter) for adapter in wanted.adapters]}
-    return entry_fields(model, source, overlay, pinned, options), guess.why
+    return entry_fields(source, overlay, pinned, options), guess.why
 
 
 def _need(text: str) -> tuple[str, str, tuple[str, ...]]:

@@ -21,21 +21,21 @@ from overlay.cli._project import (
 )
 from overlay.contract.check import check_model
 from overlay.contract.render import shown_path
-from overlay.contract.search import Pair, moved_to, pins_of, search, without_lock
 from overlay.errors import CheckFailed, OverlayError
 from overlay.formats.manifest import read_manifest
 from overlay.formats.wording import format_bytes
 from overlay.planning.location import overlay_identity
 from overlay.registry.edit import NewPin, set_pins
 from overlay.registry.load import own_models, project_registry
+from overlay.upkeep.search import Pair, moved_to, pins_of, search, without_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from overlay.cli._options import Common
     from overlay.contract.check import Report
-    from overlay.contract.search import Repos
     from overlay.registry import Registry, Resolution
+    from overlay.upkeep.repos import Repos
 
 __all__ = ["Bumped", "BumpedModel", "MovedPin", "run_bump"]
 

@@ -11,16 +11,16 @@ from overlay.cli._check import CheckedModel, checked_model
 from overlay.cli._errors import ErrorReport, reported
 from overlay.cli._output import Role, columns, style
 from overlay.cli._project import resolution_of, trouble_text, upstream
-from overlay.contract.upkeep import outdated as look
 from overlay.formats.wording import counted, format_bytes
 from overlay.registry import load_registry
 from overlay.registry.load import own_models
+from overlay.upkeep.outlook import outdated as look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from overlay.cli._options import Common
-    from overlay.contract.upkeep import Outlook, RepoState
+    from overlay.upkeep.outlook import Outlook, RepoState
 
 __all__ = ["MovedRepo", "Outdated", "OutdatedModel", "run_outdated"]
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from overlay.cli._check import findings_text
 from overlay.cli._progress import phases
-from overlay.contract.search import Repos
 from overlay.errors import InvalidUsage, OverlayError
 from overlay.hub.history import Histories
 from overlay.materialization.lock import lock
@@ -15,6 +14,7 @@ from overlay.materialization.lock_changes import EXPECTED_DROPPED
 from overlay.materialization.request import open_cache, open_memo
 from overlay.registry import load_registry, resolve
 from overlay.registry.replace import replace_file
+from overlay.upkeep.repos import Repos
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,21 +6,21 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from overlay.contract.adapters import check_adapters
-from overlay.contract.bases import check_bases
-from overlay.contract.branch import check_branch
-from overlay.contract.components import check_components
+from overlay.contract.checks.adapters import check_adapters
+from overlay.contract.checks.bases import check_bases
+from overlay.contract.checks.branch import check_branch
+from overlay.contract.checks.components import check_components
+from overlay.contract.checks.location import check_location
+from overlay.contract.checks.locked import check_lock, staleness
+from overlay.contract.checks.manifest import check_manifest
+from overlay.contract.checks.pins import check_pins
+from overlay.contract.checks.reach import check_reach
+from overlay.contract.checks.required import check_required
+from overlay.contract.checks.shards import check_shards
+from overlay.contract.checks.specs import check_specs
 from overlay.contract.cost import Cost, compared, cost
-from overlay.contract.finding import SEVERITIES, Finding, found, worst
-from overlay.contract.location import check_location
-from overlay.contract.locked import lock_findings, staleness
-from overlay.contract.manifest import check_manifest
-from overlay.contract.pins import check_pins
+from overlay.contract.finding import OF_THE_LOCK, SEVERITIES, Finding, found, worst
 from overlay.contract.prefetch import prefetch
-from overlay.contract.reach import check_reach
-from overlay.contract.required import check_required
-from overlay.contract.shards import check_shards
-from overlay.contract.specs import check_specs
 from overlay.contract.subject import Subject
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain, Untrusted
 from overlay.hub import HubRepo
@@ -52,7 +52,7 @@ CHECKS: tuple[Check, ...] = (
     check_adapters,
     check_branch,
     check_location,
-    lock_findings,
+    check_lock,
 )
 """Every check that needs nothing but its subject; :func:`check_bases` is run beside them."""
 
@@ -61,7 +61,7 @@ _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
 _NOT_ON_THIS_HOST = {"not-cached", "offline", "revision-not-here"}
 _OF_A_REPO = {"skipped", "vanished", "not-checked"}
 # What the others say explains why a plan cannot be made as well; these are about something else.
-_NO_REASON = {"lock-missing", "lock-stale", "lock-differs", "license-changed", "location-changed"}
+_NO_REASON = {*OF_THE_LOCK, "license-changed", "location-changed"}
 
 
 @dataclass(frozen=True, slots=True)

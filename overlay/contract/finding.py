@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from overlay.registry import Entry, Place
 
-__all__ = ["CODES", "SEVERITIES", "Code", "Finding", "Severity", "found", "worst"]
+__all__ = ["CODES", "OF_THE_LOCK", "SEVERITIES", "Code", "Finding", "Severity", "found", "worst"]
 
 Severity = Literal["note", "warning", "error"]
 SEVERITIES: tuple[Severity, ...] = ("note", "warning", "error")
@@ -78,6 +78,9 @@ CODES: Mapping[str, Code] = {
     # What it costs
     "cost": Code("what a host that has the model moves for the change", "note", "note"),
 }
+
+OF_THE_LOCK = frozenset({"lock-missing", "lock-stale", "lock-differs"})
+"""Codes that are about the lock and not about what is pinned."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from support.lora import IN, OUT, RANK, kohya, openvdn_spec, pair, pairs, peft_c
 from support.lora_contracts import ADAPTER_PLACE, BASE, base_folder, lora_folder, lora_subject, write_base
 from support.tensors import f32, write_tensors
 
-from overlay.contract.adapters import check_adapters
+from overlay.contract.checks.adapters import check_adapters
 from overlay.errors import NotHere
 from overlay.formats.header import read_header
 from overlay.hub import FolderRepo

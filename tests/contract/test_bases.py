@@ -22,8 +22,8 @@ from support.lora_contracts import (
     write_base,
 )
 
-from overlay.contract.adapters import check_adapters
-from overlay.contract.bases import check_bases
+from overlay.contract.checks.adapters import check_adapters
+from overlay.contract.checks.bases import check_bases
 from overlay.errors import NotHere, Refused, TryAgain
 from overlay.fingerprint import DigestMemo
 from overlay.hub import FolderRepo

@@ -11,7 +11,7 @@ from support.lora import pair, peft_config, write_adapter, zeros
 from support.lora_contracts import base_folder, lora_folder, lora_subject, write_base
 from support.tensors import write_tensors
 
-from overlay.contract.branch import check_branch
+from overlay.contract.checks.branch import check_branch
 from overlay.errors import NotHere
 from overlay.formats.header import read_header
 from overlay.formats.vdn import linear_branch_shapes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
-from overlay.contract.components import check_components
+from overlay.contract.checks.components import check_components
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
 
 if TYPE_CHECKING:

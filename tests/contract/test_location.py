@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, next_overlay, next_source, subject_of
 
-from overlay.contract.location import check_location
+from overlay.contract.checks.location import check_location
 from overlay.demo.checkpoint import LORA_FILE, LORA_REPO, LORA_REVISION
 from overlay.planning.location import overlay_identity
 from overlay.registry.lock import LockedModel, LockedRepo

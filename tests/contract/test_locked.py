@@ -11,8 +11,8 @@ from hub_server import HubServer
 from support.contracts import MODEL, codes, make_hub, next_overlay, next_source, subject_of
 from support.hubs import client_of
 
+from overlay.contract.checks.locked import check_lock
 from overlay.contract.facts import lock_model
-from overlay.contract.locked import lock_findings
 from overlay.contract.subject import Subject
 from overlay.demo.checkpoint import SOURCE_REPO
 from overlay.fingerprint import DigestMemo
@@ -35,7 +35,7 @@ def locked_of(subject: Subject) -> LockedModel:
 
 
 def one(subject: Subject) -> Finding:
-    (finding,) = lock_findings(subject)
+    (finding,) = check_lock(subject)
     return finding
 
 
@@ -68,7 +68,7 @@ def line_of(subject: Subject, text: str) -> str:
 
 def test_a_fresh_lock_has_nothing_to_say(subject: Subject) -> None:
     """What was just locked is as it was locked."""
-    assert codes(lock_findings(subject)) == []
+    assert codes(check_lock(subject)) == []
 
 
 def test_lock_missing(subject: Subject) -> None:
@@ -88,7 +88,7 @@ def test_lock_missing_is_not_said_of_what_cannot_be_locked(hub: HubFolder, tmp_p
         f"    overlay: {{repo: kevin-mi/VDN-H3-overlay, revision: {hub.overlay}}}\n    recipe: {{name: python}}\n"
     )
 
-    assert codes(lock_findings(subject_of(hub, tmp_path, registry=text))) == []
+    assert codes(check_lock(subject_of(hub, tmp_path, registry=text))) == []
 
 
 def test_lock_stale_at_the_pin_that_moved(hub: HubFolder, subject: Subject, tmp_path: Path) -> None:
@@ -152,14 +152,14 @@ def test_lock_differs_reads_no_weights_of_a_folder(
     hub: HubFolder, subject: Subject, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Of a large file in a folder the size has to do: taking its sha256 would read it."""
-    monkeypatch.setattr("overlay.contract.locked._LARGEST_READ", 10_000)
+    monkeypatch.setattr("overlay.contract.checks.locked._LARGEST_READ", 10_000)
     shard = hub.source_folder / SHARD
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
     again = subject_of(hub, tmp_path, locked=subject.locked)
 
-    assert codes(lock_findings(again)) == []
+    assert codes(check_lock(again)) == []
 
 
 def test_lock_differs_by_the_listing_of_the_hub(
@@ -199,7 +199,7 @@ def test_license_changed(
     before = subject if against == "before" else None
     locked = None if against == "before" else subject.locked
     after = subject_of(bumped, tmp_path, locked=locked, before=before)
-    found = [finding for finding in lock_findings(after) if finding.code == "license-changed"]
+    found = [finding for finding in check_lock(after) if finding.code == "license-changed"]
 
     assert [finding.data["changes"] for finding in found] == ([[said]] if said else [])
     for finding in found:
@@ -211,7 +211,7 @@ def test_license_unchanged_by_an_overlay_bump(hub: HubFolder, subject: Subject, 
     """Licences of repos that stay where they are have not changed."""
     after = subject_of(next_overlay(hub, "bump"), tmp_path, before=subject, locked=subject.locked)
 
-    assert codes(lock_findings(after)) == ["lock-stale"]
+    assert codes(check_lock(after)) == ["lock-stale"]
 
 
 def test_license_of_an_incomplete_lock_says_nothing(hub: HubFolder, subject: Subject, tmp_path: Path) -> None:
@@ -224,4 +224,4 @@ def test_license_of_an_incomplete_lock_says_nothing(hub: HubFolder, subject: Sub
     bumped = next_source(hub, "licence")
     after = subject_of(bumped, tmp_path, locked=subject.locked.model_copy(update={"repos": repos}))
 
-    assert codes(lock_findings(after)) == ["lock-stale"]
+    assert codes(check_lock(after)) == ["lock-stale"]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
-from overlay.contract.manifest import check_manifest
+from overlay.contract.checks.manifest import check_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.contracts import MODEL, codes, make_hub, next_overlay, subject_of
 
-from overlay.contract import pins as pins_module
-from overlay.contract.pins import check_pins
+from overlay.contract.checks import pins as pins_module
+from overlay.contract.checks.pins import check_pins
 from overlay.contract.scripts import KNOWN, KnownScript, known_for
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, OVERLAY_REVISION
 from overlay.demo.papers import MATERIALIZER

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
-from overlay.contract.manifest import MOST_PATTERNS
-from overlay.contract.reach import check_reach
+from overlay.contract.checks.manifest import MOST_PATTERNS
+from overlay.contract.checks.reach import check_reach
 from overlay.demo.documents import overlay_manifest
 
 if TYPE_CHECKING:

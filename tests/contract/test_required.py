@@ -14,7 +14,7 @@ from support.contracts import MODEL, codes, edit_json, make_hub, next_overlay, n
 from support.hubs import client_of
 from support.models import vdn_registry
 
-from overlay.contract.required import check_required, requirements
+from overlay.contract.checks.required import check_required, requirements
 from overlay.contract.subject import Subject
 from overlay.demo.checkpoint import LORA_FILE, LORA_REPO, LORA_REVISION, NEEDS_REPO
 from overlay.demo.revisions import bump_rename

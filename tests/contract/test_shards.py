@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
-from overlay.contract.shards import check_shards
+from overlay.contract.checks.shards import check_shards
 from overlay.hub import FolderRepo
 
 if TYPE_CHECKING:

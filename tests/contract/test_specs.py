@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
-from overlay.contract.specs import check_specs
+from overlay.contract.checks.specs import check_specs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

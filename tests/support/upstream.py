@@ -10,13 +10,13 @@ from hub_server import HubServer
 from support.contracts import MODEL, edit_json, make_hub, next_overlay, next_source
 from support.hubs import client_of
 
-from overlay.contract.search import Repos
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO, HubFolder
 from overlay.demo.registry import write_registry
 from overlay.fingerprint import DigestMemo
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.hub.history import Histories
 from overlay.registry import Resolution, load_registry, resolve
+from overlay.upkeep.repos import Repos
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

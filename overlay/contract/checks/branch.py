@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from overlay.contract.base_files import config_of, read_base
+from overlay.contract.checks.base_files import config_of, read_base
 from overlay.contract.finding import found
 from overlay.contract.reading import MOST_DATA, error_facts, is_broken, named, said, shown
 from overlay.errors import NotHere, OverlayError
@@ -16,7 +16,7 @@ from overlay.planning.vdn_h3 import ROPE_TENSOR
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from overlay.contract.base_files import BaseFiles
+    from overlay.contract.checks.base_files import BaseFiles
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
     from overlay.formats.header import Header

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.contract.required import requirements
+from overlay.contract.checks.required import requirements
 from overlay.errors import OverlayError, TryAgain
 from overlay.planning.recipes import make_plan, stand_in_digest
 from overlay.planning.renames import Former, find_renames

@@ -7,7 +7,7 @@ import json
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from overlay.contract.base_files import compare, config_of, listed_digest, read_base, read_document
+from overlay.contract.checks.base_files import compare, config_of, listed_digest, read_base, read_document
 from overlay.contract.finding import found
 from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown, unless_broken
 from overlay.errors import NotHere, OverlayError, Refused
@@ -23,7 +23,7 @@ from overlay.registry import Pin, repo_id_problem
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from overlay.contract.base_files import BaseFiles
+    from overlay.contract.checks.base_files import BaseFiles
     from overlay.contract.finding import Finding
     from overlay.contract.subject import AdapterPlace, Subject
     from overlay.formats.adapters.find import Found

@@ -9,13 +9,14 @@ import pytest
 from support.contracts import MODEL
 from support.upstream import CONFIG, SPEC, Upstream, upstream_hub
 
-from overlay.contract import search as search_module
-from overlay.contract.search import Pair, Repos, search
-from overlay.contract.upkeep import Outlook, RepoState, outdated
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO
 from overlay.errors import TryAgain
 from overlay.fingerprint import DigestMemo
 from overlay.hub.history import Histories
+from overlay.upkeep import search as search_module
+from overlay.upkeep.outlook import Outlook, RepoState, outdated
+from overlay.upkeep.repos import Repos
+from overlay.upkeep.search import Pair, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

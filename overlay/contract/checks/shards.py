@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING
 
+from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.manifest import MOST_MAPPINGS
 from overlay.contract.reading import MOST_DATA, is_below, is_broken, named, pin_of, said
 from overlay.errors import OverlayError
 from overlay.formats.checkpoint import list_shards, read_checkpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.contract.base_files import read_base
+from overlay.contract.checks.base_files import read_base
 from overlay.contract.finding import found
 from overlay.contract.reading import error_facts, is_broken, pin_of, said
 from overlay.errors import NotHere, OverlayError

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from overlay.registry import Entry, Pin
     from overlay.registry.lock import LockedFile, LockedModel, LockedRepo
 
-__all__ = ["lock_findings", "staleness"]
+__all__ = ["check_lock", "staleness"]
 
 _LARGEST_READ = 16 * 2**20
 """Bytes of a folder's file that is read for its sha256; of a larger one the size has to do until it is used."""
 
 
-def lock_findings(subject: Subject) -> Iterator[Finding]:
+def check_lock(subject: Subject) -> Iterator[Finding]:
     """What the lock says otherwise, and licences that changed."""
     yield from staleness(subject.entry, subject.locked)
     yield from _differing(subject)

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 from overlay.contract.facts import sha256_of
 from overlay.contract.scripts import KNOWN
 from overlay.formats.manifest import read_manifest
-from overlay.planning.location import overlay_identity
 from overlay.planning.vdn_h3 import STAGES
-from overlay.registry import Entry, Need, Pin, Recipe
-from overlay.registry.entries import DEFAULT_MATERIALIZER_VERSION, NOWHERE
 from overlay.registry.merge import VDN_H3_COMPONENTS
 
 if TYPE_CHECKING:
     from overlay.hub import Repo
+    from overlay.registry import Entry, Need
 
 __all__ = ["Guess", "entry_fields", "guess_recipe"]
 
@@ -73,9 +71,12 @@ def _by_script(overlay: Repo | None) -> tuple[str, str]:
 
 
 def entry_fields(
-    model: str, source: str, overlay: Repo | None, needs: tuple[Need, ...], recipe: dict[str, Any]
+    source: str, overlay: Repo | None, needs: tuple[Need, ...], recipe: dict[str, Any]
 ) -> dict[str, Any]:
-    """An entry as a registry file has it; with the fingerprint of the overlay's files.
+    """An entry as a registry file has it.
+
+    Without the fingerprint of the overlay's files: it belongs to one commit, and whoever moves only the commit, such as
+    a bot, would leave it wrong. The lock knows the location.
 
     Args:
         source: Commit of the source.
@@ -85,13 +86,7 @@ def entry_fields(
     """
     fields: dict[str, Any] = {"source": {"revision": source}}
     if overlay is not None:
-        pin = Pin(overlay.repo, overlay.revision)
-        entry = Entry(model, Pin(model, source), pin, None, needs, Recipe(recipe["name"], recipe), NOWHERE)
-        identity = overlay_identity(entry, overlay, read_manifest(overlay))
-        fingerprint = identity.overlay_fingerprint
-        fields["overlay"] = {"repo": pin.repo, "revision": pin.revision, "fingerprint": fingerprint}
-        if identity.materializer_version != DEFAULT_MATERIALIZER_VERSION:
-            fields["overlay"]["materializer_version"] = identity.materializer_version
+        fields["overlay"] = {"repo": overlay.repo, "revision": overlay.revision}
     if needs:
         fields["needs"] = [
             {"repo": need.pin.repo, "revision": need.pin.revision}

@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.manifest import MOST_MAPPINGS
 from overlay.contract.reading import MOST_DATA, is_below, named, pin_of, shown, unless_broken
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.adapters.find import SPEC_NAMES, find_adapter

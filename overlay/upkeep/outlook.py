@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from overlay.contract.check import Report, check_model
-from overlay.contract.moved import UNCHANGED, Changes, changes, needed_files
-from overlay.contract.search import Pair, Repos, Search, moved_to, repinned, search, without_lock
 from overlay.contract.subject import Subject
 from overlay.errors import OverlayError
+from overlay.upkeep.file_changes import UNCHANGED, Changes, changes, needed_files
+from overlay.upkeep.search import Pair, Search, moved_to, repinned, search, without_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from overlay.registry import Entry, Pin, Resolution
+    from overlay.upkeep.repos import Repos
 
 __all__ = ["Advice", "Outlook", "RepoState", "Role", "outdated"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import posixpath
 from typing import TYPE_CHECKING
 
+from overlay.contract.checks.manifest import MOST_PATTERNS
+from overlay.contract.checks.required import requirements
 from overlay.contract.finding import found
-from overlay.contract.manifest import MOST_PATTERNS
 from overlay.contract.reading import MOST_DATA, named, shown
-from overlay.contract.required import requirements
 from overlay.formats.adapters.find import SPEC_NAMES
 from overlay.formats.wording import counted
 from overlay.hub.repo import matches

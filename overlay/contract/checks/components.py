@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.manifest import MOST_MAPPINGS
 from overlay.contract.reading import MOST_DATA, named, pin_of, shown, unless_broken
 from overlay.formats.files import PICKLES
 from overlay.formats.model_index import read_model_index

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import TYPE_CHECKING
 
 from overlay.contract.check import Report, check_model
+from overlay.contract.finding import OF_THE_LOCK
 from overlay.errors import OverlayError, TryAgain
 from overlay.formats.manifest import read_manifest
-from overlay.formats.overlay_repo import METADATA_PATTERNS
-from overlay.hub import Inventory, open_repo
-from overlay.registry import Pin
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from overlay.registry import Entry, Pin, Resolution
+    from overlay.upkeep.repos import Repos
 
-    from overlay.fingerprint import DigestMemo
-    from overlay.hub import Repo
-    from overlay.hub.history import Histories
-    from overlay.registry import Entry, Resolution
-    from overlay.registry.lock import LockedModel
-
-__all__ = ["Pair", "Repos", "Search", "moved_to", "pins_of", "reason_of", "repinned", "search", "without_lock"]
+__all__ = ["Pair", "Search", "moved_to", "pins_of", "reason_of", "repinned", "search", "without_lock"]
 
 MOST_COMMITS = 20
 """Commits of a repo that a search goes back."""
 
 MOST_CHECKS = 40
 """Pairs whose contract a search checks; those that a listing alone rules out are not among them."""
-
-_OF_THE_LOCK = {"lock-missing", "lock-stale", "lock-differs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,54 +30,6 @@ class Pair:
 
     source: str | None
     overlay: str | None
-
-
-@dataclass(slots=True)
-class Repos:
-    """Opens repos at commits, each once, however many pairs it is part of.
-
-    Args:
-        histories: Of the same place.
-    """
-
-    hub: Path | None
-    offline: bool
-    memo: DigestMemo
-    histories: Histories
-    _opened: dict[tuple[str, str | None, bool], Repo] = field(default_factory=dict)
-
-    def inventory(self, resolution: Resolution, _locked: LockedModel | None = None) -> Inventory:
-        """The repos of a resolution, as checks have them opened; floating ones at their head.
-
-        Raises:
-            OverlayError: As ``open_repo``.
-        """
-        entry = resolution.entry
-        overlay = self._open(entry.overlay, metadata=True) if entry.overlay else None
-        needs = {need.pin.repo: self._open(need.pin) for need in entry.needs}
-        return Inventory(resolution, self._open(entry.source), overlay, needs)
-
-    def overlay(self, repo: str, commit: str) -> Repo:
-        """What counts of an overlay at a commit.
-
-        Raises:
-            OverlayError: As ``open_repo``.
-        """
-        return self._open(Pin(repo, commit), metadata=True)
-
-    def _open(self, pin: Pin, *, metadata: bool = False) -> Repo:
-        key = pin.repo, pin.revision, metadata
-        if key not in self._opened:
-            self._opened[key] = open_repo(
-                pin,
-                hub=self.hub,
-                offline=self.offline,
-                memo=self.memo,
-                allow_floating=True,
-                only=METADATA_PATTERNS if metadata else None,
-                traffic=self.histories.traffic,
-            )
-        return self._opened[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +112,7 @@ def pins_of(entry: Entry) -> Pair:
 
 def without_lock(report: Report) -> Report:
     """A report less what it says of the lock: that is written once it is known what the pins will be."""
-    findings = tuple(finding for finding in report.findings if finding.code not in _OF_THE_LOCK)
+    findings = tuple(finding for finding in report.findings if finding.code not in OF_THE_LOCK)
     return replace(report, findings=findings)
 
 
