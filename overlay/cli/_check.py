@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.cli._errors import ErrorReport, reported
-from overlay.cli._output import Role, columns, format_seconds, say, style
+from overlay.cli._output import Role, columns, format_seconds, say, style, terminal_width
 from overlay.contract.cost import Compared, Cost  # noqa: TC001  # the JSON schema is made of them
 from overlay.contract.finding import Finding, Severity
 from overlay.contract.render import annotation_lines, counts, finding_lines, markdown, one_line, shown_path
@@ -227,9 +227,10 @@ def print_unusable(error: InvalidRegistry, form: str) -> None:
 
 
 def findings_text(findings: Iterable[Finding]) -> Iterator[str]:
-    """Findings for people, in colour."""
+    """Findings for people, in colour; on a terminal as wide as that."""
+    width = terminal_width()
     for finding in findings:
-        yield from finding_lines(finding, style(finding.severity, _ROLES[finding.severity]))
+        yield from finding_lines(finding, style(finding.severity, _ROLES[finding.severity]), width)
 
 
 def _print_github(document: Checked, reports: Sequence[Report]) -> None:

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +18,7 @@ from overlay.errors import CannotWrite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_seconds", "say", "style"]
+__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_seconds", "say", "style", "terminal_width"]
 
 SCHEMA_VERSION = 1
 # Every control character but tab, line end, and the start of a colour.
@@ -100,6 +101,11 @@ def say(text: str, *, err: bool = False) -> None:
                 hint="the command itself was done; send its output elsewhere",
                 errno=errno.errorcode.get(error.errno or 0),
             ) from error
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that stdout is; None where it is none. ``COLUMNS`` beats what the terminal says."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def columns(rows: Sequence[Sequence[str]], *, indent: str = "  ", gap: str = "  ") -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import html
+import re
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ ANNOTATIONS = 10
 """Of each severity: GitHub shows no more of one step."""
 
 MARKDOWN_ROWS = 200
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "note": "notice"}
 
 
@@ -38,18 +41,40 @@ def place_of(finding: Finding) -> str:
     return f"{shown_path(place.file)}:{place.line}:{place.column}" if place.line else shown_path(place.file)
 
 
-def finding_lines(finding: Finding, severity: str) -> Iterator[str]:
-    """A finding as ``file:line:column: severity[code]: model: message``, with what to do below it.
+def finding_lines(finding: Finding, severity: str, width: int | None = None) -> Iterator[str]:
+    """A finding as ``file:line:col: severity[code]: model: message``, with what to do below it.
 
     Args:
         severity: The word, in its colour.
+        width: Columns of the terminal; None for one line each, which programs read.
     """
-    model = f"{finding.model}: " if finding.model else ""
-    yield f"{place_of(finding)}: {severity}[{finding.code}]: {model}{one_line(finding.message)}"
+    head = f"{place_of(finding)}: {severity}[{finding.code}]: "
+    room = len(_COLOUR.sub("", head))
+    first, *others = _wrapped(one_line(_told(finding)), " " * room, width)
+    yield head + first[room:]
+    yield from others
     if differing := _by_consumer(finding):
         yield f"  severity: {differing}"
     if finding.fix:
-        yield f"  fix: {one_line(finding.fix)}"
+        fix = one_line(finding.fix)
+        # A command stays on one line, to be copied.
+        yield from [f"  fix: {fix}"] if fix.startswith("overlay ") else _wrapped(fix, "  fix: ", width)
+
+
+def _told(finding: Finding) -> str:
+    """``model: message``; one that begins with the model's own repo does not name it again."""
+    if not finding.model:
+        return finding.message
+    rest = finding.message.removeprefix(finding.model)
+    return f"{finding.model}: {rest.lstrip() if rest[:1] in ('@', ' ') else finding.message}"
+
+
+def _wrapped(text: str, begin: str, width: int | None) -> list[str]:
+    if width is None:
+        return [begin + text]
+    return textwrap.wrap(
+        text, width, initial_indent=begin, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    ) or [begin]
 
 
 def one_line(text: str) -> str:
@@ -93,7 +118,7 @@ def markdown(reports: Sequence[Report], summary: str) -> str:
         lines += ["| severity | code | where | what | fix |", "|---|---|---|---|---|"]
     lines += [
         f"| {finding.severity} | `{finding.code}` | {_cell(place_of(finding))} |"
-        f" {_cell(f'{finding.model}: {finding.message}')} | {_cell(finding.fix or '')} |"
+        f" {_cell(_told(finding))} | {_cell(finding.fix or '')} |"
         for finding in findings[:MARKDOWN_ROWS]
     ]
     if len(findings) > MARKDOWN_ROWS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -96,6 +97,29 @@ def test_a_naive_bump_fails_with_the_rename_named(
     write_registry(project / "registry.yaml", bumped)
     out, _ = said("--base", "main")
     assert "the change costs 0 bytes (32 pairs, 2 specs, 2 shards compared)" in out
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_findings_are_as_wide_as_the_terminal(
+    project: Path, hub: HubFolder, monkeypatch: pytest.MonkeyPatch, said: Callable[..., tuple[str, str]], width: int
+) -> None:
+    """A person sees no word cut, a program reads one line each."""
+    naive_bump(project, hub)
+    piped = [line for line in said(status=1)[0].splitlines() if line.startswith("registry.yaml:")]
+    assert all(len(line) > width for line in piped if "error[" in line)
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    said(status=1)
+    shown = terminal.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    for line in piped:
+        assert line in " ".join(shown.split())
 
 
 def test_nothing_changed_is_an_answer(project: Path, said: Callable[..., tuple[str, str]]) -> None:

@@ -45,6 +45,42 @@ def test_a_finding_begins_no_line_of_its_own() -> None:
     ]
 
 
+def test_on_a_terminal_a_finding_is_wrapped_between_words() -> None:
+    """The first line begins as ever, the others are indented; words and commands stay whole, colours take no room."""
+    path = "stage-dmd-step-250/adapters/default/adapter_model.safetensors"
+    told = finding(f"the overlay requires {path}; the source lacks it", fix=f"overlay bump org/{'m' * 80}")
+    red = "\x1b[31merror\x1b[0m"
+    assert list(finding_lines(told, red, 80)) == [
+        f"registry.yaml:4:7: {red}[file-missing]: org/model: the overlay requires",
+        f"  {path}; the source",
+        "  lacks it",
+        f"  fix: overlay bump org/{'m' * 80}",
+    ]
+    assert len(list(finding_lines(finding("word " * 100, fix="read " * 100), "error", 40))) > 20
+
+
+@pytest.mark.parametrize("width", [1, 20])
+def test_a_narrow_terminal_loses_nothing(width: int) -> None:
+    """Whatever the width, every word is there."""
+    lines = finding_lines(finding("a long\tmessage  of words"), "error", width)
+    expected = "registry.yaml:4:7: error[file-missing]: org/model: a long message of words"
+    assert " ".join(" ".join(lines).split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("org/model@6d052b3e9cc6/a/b.json: is odd", "org/model: @6d052b3e9cc6/a/b.json: is odd"),
+        ("org/model has no commit", "org/model: has no commit"),
+        ("org/models@6d052b3e9cc6: is odd", "org/model: org/models@6d052b3e9cc6: is odd"),
+        ("org/model-2 has no commit", "org/model: org/model-2 has no commit"),
+    ],
+)
+def test_a_message_about_the_models_own_repo_names_it_once(message: str, text: str) -> None:
+    """The model is at the beginning of the line already."""
+    assert list(finding_lines(finding(message), "error")) == [f"registry.yaml:4:7: error[file-missing]: {text}"]
+
+
 def test_severities_are_shown_where_consumers_differ() -> None:
     """Else one word says it for all."""
     differing = Finding("lock-stale", "org/model", "is old", Place("VARIABLE"), {"overlay": "error", "sglang": "note"})
