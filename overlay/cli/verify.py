@@ -1,4 +1,4 @@
-"""``overlay verify``: a materialization held against its record."""
+"""``overlay verify``: a materialization held against its record, and that against the lock in force."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ import overlay
 from overlay.cli._options import Common, common_options, rule_flags, rule_option
 from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
-from overlay.errors import InvalidUsage, NotHere
+from overlay.errors import InvalidRegistry, InvalidUsage, NotHere
 from overlay.formats.wording import counted, format_bytes
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from overlay.registry import Registry
+
 __all__ = ["Problem", "Verified", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One way in which a directory is not what its record says.
+    """One way in which a directory is not what its record says, or the lock expects.
 
     Attributes:
+        kind: ``lock``: the registry's lock expects something else; else it is the record that says otherwise.
         tensors: The tensors that differ, where the record can tell.
     """
 
     path: str
-    kind: Literal["missing", "extra", "size", "content", "unreadable"]
+    kind: Literal["missing", "extra", "size", "content", "unreadable", "lock"]
     what: str
     tensors: tuple[str, ...]
 
@@ -71,10 +74,11 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
     Level full finds what broke or was changed by mistake, as fast as the disk reads. Files taken over from a repo are
     known by sha256 too, and so is every file of a build that the lock expects: level sha256 insists on it, also against
     somebody who made a file to pass.
+
+    Where the lock in force expects an output of today's pins, every level holds the record against it, too.
     """
     folder, stale = _folder(common, target, rule)
-    registry = load_registry(common.registry) if level == "sha256" else None
-    found = overlay.verify(folder, level, phase=phases(common.output), registry=registry)
+    found = overlay.verify(folder, level, phase=phases(common.output), registry=_registry(common, level))
     document = Verified(
         ok=found.ok,
         path=str(found.path),
@@ -88,10 +92,25 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
     if stale:
         common.output.remark(f"{target} is stale: {stale}")
     if not document.ok:
-        if _is_cached(common, found.path):
+        of_lock = {problem.kind == "lock" for problem in found.problems}
+        if False in of_lock and _is_cached(common, found.path):
             # What is present is not built again by a prewarm, and other trees may share the bad bytes.
             common.output.remark(f"to build what is bad again: {common.command('cache', 'repair')}")
+        if True in of_lock:
+            command = common.command("lock", found.model or target, "--from-build", str(found.path))
+            common.output.remark(f"find out first which is right, the lock or this build; if it is this: {command}")
         raise click.exceptions.Exit(1)
+
+
+def _registry(common: Common, level: str) -> Registry | None:
+    """The registry in force; a folder is held against its record also where there is none that can be used."""
+    try:
+        return load_registry(common.registry)
+    except InvalidRegistry as error:
+        if level == "sha256":
+            raise
+        common.output.remark(f"not held against a lock: {error.message}")
+        return None
 
 
 def _is_cached(common: Common, folder: Path) -> bool:

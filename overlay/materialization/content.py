@@ -41,15 +41,16 @@ _MOST_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One way in which a materialization is not what its record says.
+    """One way in which a materialization is not what its record says, or the lock expects.
 
     Attributes:
+        kind: ``lock``: the registry's lock expects something else; else it is the record that says otherwise.
         what: What was found and what was expected.
         tensors: The tensors that differ, where the record can tell.
     """
 
     path: str
-    kind: Literal["missing", "extra", "size", "content", "unreadable"]
+    kind: Literal["missing", "extra", "size", "content", "unreadable", "lock"]
     what: str
     tensors: tuple[str, ...] = ()
 

@@ -1,23 +1,25 @@
-"""Verifying: a materialization held against its own record."""
+"""Verifying: a materialization held against its own record, and that against the lock in force."""
 
 from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.cache.verified import forget_verified, remember_verified, root_of
 from overlay.errors import InvalidUsage, NotHere
-from overlay.fingerprint import DigestMemo
+from overlay.fingerprint import DigestMemo, file_digests
 from overlay.materialization.content import Problem, content_problems
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import existing_folder, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from overlay.materialization.lock_of_tree import ExpectedTree
     from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
     from overlay.registry import Registry
@@ -46,7 +48,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether it is what its record says."""
+        """Whether it is what its record says, and the lock expects."""
         return not self.problems
 
 
@@ -68,7 +70,8 @@ def verify(
     Args:
         level: ``quick`` for names and sizes; ``full`` for every byte, by the fastest digest that is known of it;
             ``sha256`` for every byte, by sha256 where that is known.
-        registry: The registry in force. With ``sha256``, what the lock beside it expects of this very build is used.
+        registry: The registry in force. Where the lock beside it expects an output of these pins, the record is held
+            against that; with ``sha256``, the files themselves.
         jobs: Reads at a time; None: as many as pay on this machine.
         remember: Of a tree in a cache, note there which digests are of one content, and that it was found to be sound
             or is not any more; without it nothing is written.
@@ -92,43 +95,61 @@ def verify(
             path=str(folder),
         )
     seen = folder.stat()  # before the first look: what is remembered is of this tree, if another one takes its place
+    lock = _lock(record, registry)
     problems = quick_problems(folder, record)
+    of_lock = lock.problems(record) if lock else []
     bytes_read = 0
     if level != "quick":
         root = root_of(folder)
         broken = {problem.path for problem in problems}
-        outputs = _by_sha256(record, registry) if registry and level == "sha256" else record.outputs
-        unread = _distinct(folder, [item for item in outputs if item.path not in broken])
+        unread = _distinct(folder, [item for item in record.outputs if item.path not in broken])
         bytes_read = sum(item.size for item in unread)
         memo = DigestMemo(root.digests if root else None, write=remember)
         with (phase or silent)("verify", bytes_read) as update:
-            problems += content_problems(folder, unread, memo, update, jobs=jobs, only_sha256=level == "sha256")
-        if root and remember:
+            read = partial(content_problems, folder, memo=memo, update=update, jobs=jobs)
+            if level == "sha256":
+                bad, beside = _sha256_problems(folder, unread, read, lock)
+                problems, of_lock = problems + bad, of_lock + beside
+            else:
+                problems += read(unread, only_sha256=False)
+        if root and remember:  # of the tree itself: the lock may change without it
             forget_verified(root, folder) if problems else remember_verified(root, folder, seen, level)
-    problems.sort(key=lambda problem: problem.path)
     return Verification(
         folder,
         level,
         record.model if record.repos else None,
         len(record.outputs),
         bytes_read,
-        tuple(problems),
+        tuple(sorted([*problems, *of_lock], key=lambda problem: problem.path)),
     )
 
 
-def _by_sha256(record: Record, registry: Registry) -> tuple[RecordedFile, ...]:
-    """The outputs, by sha256 where the lock knows that of the very same file."""
-    from overlay.materialization.lock_in_force import (
-        lock_of_record,  # which looks for what is published with this module
-    )
+def _lock(record: Record, registry: Registry | None) -> ExpectedTree | None:
+    if registry is None:
+        return None
+    from overlay.materialization.lock_of_tree import expected_tree  # it looks for what is published with this module
 
-    locked = lock_of_record(record, registry)
-    expected = locked.expected.files if locked and locked.expected else {}
-    return tuple(
-        replace(item, digest=f"sha256:{known.sha256}")
-        if (known := expected.get(item.path)) is not None and known.digest == item.digest
-        else item
-        for item in record.outputs
+    return expected_tree(record, registry)
+
+
+def _sha256_problems(
+    folder: Path, files: Sequence[RecordedFile], read: Callable[..., list[Problem]], lock: ExpectedTree | None
+) -> tuple[list[Problem], list[Problem]]:
+    """What is not as the record says; and what is, but has another sha256 than the lock has."""
+    by_sha256 = {item.path: lock.by_sha256(item) if lock else item for item in files}
+    problems = read(list(by_sha256.values()), only_sha256=True)
+    doubtful = [item for item in files if by_sha256[item.path] != item]
+    doubtful = [item for item in doubtful if any(p.path == item.path and p.kind == "content" for p in problems)]
+    if lock is None or not doubtful:
+        return problems, []
+    damaged = {problem.path: problem for problem in read(doubtful, only_sha256=False)}
+    sound = {item.path for item in doubtful if item.path not in damaged}
+    return (
+        [damaged.get(problem.path, problem) for problem in problems if problem.path not in sound],
+        [
+            lock.sha256_problem(by_sha256[path], file_digests(folder / path, lambda _nbytes: None).sha256)
+            for path in sorted(sound)
+        ],
     )
 
 

@@ -158,5 +158,48 @@ def test_verify_uses_the_lock_at_level_sha256(world: World, locked: Callable[...
     locked(edit)
     assert document("verify", "verify", MODEL)["ok"]
     found = document("verify", "verify", MODEL, "--level", "sha256", status=1)
-    assert [problem["kind"] for problem in found["problems"]] == ["content"]
+    assert [problem["kind"] for problem in found["problems"]] == ["lock"]
     assert world.cache.is_dir()
+
+
+@pytest.mark.parametrize("level", ["quick", "full", "sha256"])
+def test_verify_says_that_it_is_the_lock_which_expects_something_else(
+    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str], level: str
+) -> None:
+    """The problem names the lock, and the hint is the command that locks anew: a repair would find nothing to do."""
+    lock = locked(other_output)
+    [tree] = world.cache.glob(".overlay/trees/*")
+    assert run(["verify", MODEL, "--level", level]) == 1
+    out, err = capsys.readouterr()
+    assert f"{lock} expects other bytes of tensor" in out
+    assert f"overlay lock {MODEL} --from-build {tree}" in err
+    assert "cache repair" not in err
+
+
+def test_verify_says_that_it_is_the_file_which_is_damaged(
+    world: World, locked: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lock that expects the output does not change what helps."""
+    locked()
+    [tree] = world.cache.glob(".overlay/trees/*")
+    readme = tree / "README.md"
+    text = readme.read_bytes()
+    readme.unlink()
+    readme.write_bytes(text.swapcase())
+    assert run(["verify", MODEL, "--level", "sha256"]) == 1
+    err = capsys.readouterr().err
+    assert "cache repair" in err
+    assert "overlay lock" not in err
+
+
+def test_verify_of_a_folder_needs_no_registry(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that cannot be used is said; it keeps nobody from holding a folder against its record."""
+    broken = world.root / "broken.yaml"
+    broken.write_text("models: [\n")
+    [tree] = world.cache.glob(".overlay/trees/*")
+    monkeypatch.setenv("OVERLAY_REGISTRY", str(broken))
+    assert run(["verify", str(tree), "--level", "quick"]) == 0
+    assert "not held against a lock: " in capsys.readouterr().err
+    assert run(["verify", str(tree), "--level", "sha256"]) == 2

@@ -473,30 +473,72 @@ def test_verify_by_the_locks_sha256(built: Built, document: dict[str, Any]) -> N
     registry = load_registry(built.options().registry)
     assert verify(built.tree, "sha256", registry=registry).ok
     document["expected"]["files"][SHARD]["sha256"] = "0" * 64  # as if the shard had been made to pass by xxh3
-    write_lock(VDN, built.options(), document)
-    found = verify(built.tree, "sha256", registry=registry)
-    assert [(item.path, item.kind) for item in found.problems] == [(SHARD, "content")]
+    lock = write_lock(VDN, built.options(), document)
+    [found] = verify(built.tree, "sha256", registry=registry).problems
+    assert (found.path, found.kind) == (SHARD, "lock")
+    assert found.what.startswith(f"{lock} expects sha256:{'0' * 64}, it has sha256:")
+    assert "is as its record says" in found.what
     assert verify(built.tree, "full", registry=registry).ok
     assert verify(built.tree, "sha256").ok
+
+
+def test_verify_tells_a_damaged_file_from_a_wrong_lock(built: Built, document: dict[str, Any]) -> None:
+    """What is not as its own record says is damaged, whatever the lock expects of it."""
+    write_lock(VDN, built.options(), document)
+    shard = built.tree / SHARD
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.unlink()
+    shard.write_bytes(data)
+    found = verify(built.tree, "sha256", registry=load_registry(built.options().registry))
+    assert [(item.path, item.kind) for item in found.problems] == [(SHARD, "content")]
+    assert found.problems[0].tensors
+
+
+@pytest.mark.parametrize("level", ["quick", "full", "sha256"])
+def test_verify_holds_the_record_against_the_lock(built: Built, document: dict[str, Any], level: str) -> None:
+    """Also what was built before anybody expected an output is held against it, at every level, and nothing is read."""
+    registry = load_registry(built.options().registry)
+    lock = write_lock(VDN, built.options(), document)
+    at_rest = verify(built.tree, level, registry=registry)
+    assert at_rest.ok
+    name = other_tensor(document)
+    other_file(CARRIED)(document)
+    files = document["expected"]["files"]
+    files["more.json"] = files.pop("model_index.json")
+    write_lock(VDN, built.options(), document)
+    found = verify(built.tree, level, registry=registry)
+    assert {item.path for item in found.problems} == {SHARD, CARRIED, "more.json", "model_index.json"}
+    assert {item.kind for item in found.problems} == {"lock"}
+    assert all(str(lock) in item.what for item in found.problems)
+    assert next(item for item in found.problems if item.path == SHARD).tensors == (name,)
+    assert found.bytes_read == at_rest.bytes_read
+
+
+@pytest.mark.parametrize("field", [{"rule": "another"}, {"writer_version": 99}])
+def test_verify_does_not_compare_what_another_rule_or_writer_made(
+    built: Built, document: dict[str, Any], field: dict[str, Any]
+) -> None:
+    """As a run does not."""
+    other_file(SHARD)(document)
+    document["expected"] |= field
+    write_lock(VDN, built.options(), document)
+    assert verify(built.tree, "quick", registry=load_registry(built.options().registry)).ok
 
 
 def of_other_pins(document: dict[str, Any]) -> None:
     document["repos"][VDN]["revision"] = "0" * 40
 
 
-def of_other_bytes(document: dict[str, Any]) -> None:
-    other_file(SHARD)(document)
-
-
 def of_nothing(document: dict[str, Any]) -> None:
     document["expected"] = None
 
 
-@pytest.mark.parametrize("edit", [of_other_pins, of_other_bytes, of_nothing])
+@pytest.mark.parametrize("edit", [of_other_pins, of_nothing])
 def test_verify_does_not_use_a_lock_of_something_else(
     built: Built, document: dict[str, Any], edit: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Of other pins, of another build, or without an expected output: the record alone counts."""
+    """Of other pins, or without an expected output: the record alone counts."""
     document["expected"]["files"][SHARD]["sha256"] = "0" * 64
     write_lock(VDN, built.options(), document, edit)
     assert verify(built.tree, "sha256", registry=load_registry(built.options().registry)).ok
