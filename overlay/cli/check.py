@@ -189,8 +189,7 @@ def _check_same(common: Common, repo: str, revisions: tuple[str, str], paths: Se
     from overlay.cli._check import Same, print_same
     from overlay.contract.same import compare_paths
     from overlay.hub import Traffic
-    from overlay.hub.hub_cache import COMMIT
-    from overlay.registry import Pin
+    from overlay.registry import COMMIT, Pin
 
     for revision in revisions:
         if not COMMIT.fullmatch(revision):

@@ -24,8 +24,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
 
 from overlay.errors import BrokenInput, Refused, TryAgain
 from overlay.hub.explain import explained
-from overlay.hub.hub_cache import BRANCH, COMMIT, endpoint
+from overlay.hub.hub_cache import BRANCH, endpoint
 from overlay.hub.trees import tree_from_listing
+from overlay.registry import COMMIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

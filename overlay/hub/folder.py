@@ -8,9 +8,8 @@ from overlay.errors import InvalidUsage, NotHere
 from overlay.formats.files import Folder
 from overlay.formats.local import file_stat
 from overlay.formats.wording import counted
-from overlay.hub.hub_cache import COMMIT
 from overlay.hub.repo import matches
-from overlay.registry import LOCAL
+from overlay.registry import COMMIT, LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

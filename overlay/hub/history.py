@@ -10,9 +10,9 @@ from overlay.errors import BrokenInput, InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
 from overlay.formats.strict_json import parse_json
 from overlay.hub.folder import open_in_hub_folder
-from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline
+from overlay.hub.hub_cache import BRANCH, is_offline
 from overlay.hub.traffic import Traffic
-from overlay.registry import LOCAL, Pin, repo_id_problem
+from overlay.registry import COMMIT, LOCAL, Pin, repo_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,13 +16,10 @@ except ValueError as error:
         hint="unset it, or see the page on environment variables of huggingface_hub",
     ) from error
 
-__all__ = ["BRANCH", "COMMIT", "endpoint", "hub_cache", "is_offline", "storage_folder"]
+__all__ = ["BRANCH", "endpoint", "hub_cache", "is_offline", "storage_folder"]
 
 BRANCH = "main"
 """The branch that a floating pin stands for."""
-
-COMMIT = re.compile(r"[0-9a-f]{40}")
-"""What names a commit."""
 
 
 def hub_cache() -> Path:

@@ -13,9 +13,10 @@ from overlay.formats.header import needed_prefix, parse_header, read_header
 from overlay.formats.lfs import refuse_pointer
 from overlay.formats.local import open_file, read_span, write_small_file
 from overlay.formats.wording import counted
-from overlay.hub.hub_cache import BRANCH, COMMIT, is_offline, storage_folder
+from overlay.hub.hub_cache import BRANCH, is_offline, storage_folder
 from overlay.hub.repo import matches, no_such_file
 from overlay.hub.trees import read_cached_tree, snapshot_tree, write_tree
+from overlay.registry import COMMIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from overlay.registry.entries import (
+    COMMIT,
     CONSUMERS,
     LOCAL,
     Entry,
@@ -19,6 +20,7 @@ from overlay.registry.load import load_registry
 from overlay.registry.resolve import resolve
 
 __all__ = [
+    "COMMIT",
     "CONSUMERS",
     "LOCAL",
     "Entry",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "COMMIT",
     "CONSUMERS",
     "LOCAL",
     "Entry",
@@ -23,6 +24,9 @@ __all__ = [
     "ServerSpec",
     "repo_id_problem",
 ]
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""What names a commit."""
 
 LOCAL = "local"
 """The revision of a folder, which has no commit."""

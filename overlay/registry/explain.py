@@ -14,7 +14,7 @@ from overlay.registry.schema import (
     NeedFields,
     OverlayFields,
     PinFields,
-    Place,
+    PlaceFields,
     PythonFields,
     RegistryFile,
     VdnH3Fields,
@@ -39,8 +39,8 @@ _SECTIONS: Mapping[str, type[Fields]] = {
     "source": PinFields,
     "overlay": OverlayFields,
     "needs": NeedFields,
-    "base": Place,
-    "adapters": Place,
+    "base": PlaceFields,
+    "adapters": PlaceFields,
     **_RECIPES,
 }
 _EXPECTED = {

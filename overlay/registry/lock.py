@@ -19,7 +19,8 @@ from overlay.formats.files import safe_path
 from overlay.formats.local import read_small_file
 from overlay.formats.strict_json import parse_object
 from overlay.formats.wording import counted
-from overlay.registry.entries import repo_id_problem
+from overlay.registry.entries import COMMIT, repo_id_problem
+from overlay.registry.recipe_words import recipe_text
 
 if TYPE_CHECKING:
     from overlay.registry.entries import Entry
@@ -43,7 +44,6 @@ __all__ = [
 LOCK_VERSION: Literal[1] = 1
 MAX_BYTES = 64 * 2**20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONFLICT = re.compile(rb"^(<<<<<<<|=======|>>>>>>>)", re.MULTILINE)
 
 
@@ -66,7 +66,7 @@ def _check_repo(repo: str) -> str:
 
 
 def _check_commit(text: str) -> str:
-    if not _COMMIT.fullmatch(text):
+    if not COMMIT.fullmatch(text):
         raise ValueError(f"{text[:80]!r} is no commit; expected 40 lower-case hex digits")
     return text
 
@@ -241,7 +241,9 @@ class LockedModel(_Section):
             if repo in pins and locked.components != components.get(repo, ())
         ]
         if self.recipe != recipe_json(entry):
-            found.append(f"locked with the recipe {json.dumps(self.recipe)}")
+            options = {name: value for name, value in self.recipe.items() if name != "name"}
+            now = recipe_text(entry.recipe.name, entry.recipe.options)
+            found.append(f"locked with the recipe {recipe_text(str(self.recipe.get('name')), options)}, it is {now}")
         return tuple(found)
 
 

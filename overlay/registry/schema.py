@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
-from overlay.registry.entries import CONSUMERS, repo_id_problem
+from overlay.registry.entries import COMMIT, CONSUMERS, repo_id_problem
 
 __all__ = [
     "EntryFields",
@@ -24,7 +24,7 @@ __all__ = [
     "NeedFields",
     "OverlayFields",
     "PinFields",
-    "Place",
+    "PlaceFields",
     "PythonFields",
     "RegistryFile",
     "VdnH3Fields",
@@ -32,7 +32,6 @@ __all__ = [
     "check_repo",
 ]
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _HEX = re.compile(r"[0-9a-fA-F]{4,64}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -59,9 +58,9 @@ def check_commit(revision: str) -> str:
     Raises:
         PydanticCustomError: It is none; a ValueError, as validators raise.
     """
-    if _COMMIT.fullmatch(revision):
+    if COMMIT.fullmatch(revision):
         return revision
-    if _COMMIT.fullmatch(revision.lower()):
+    if COMMIT.fullmatch(revision.lower()):
         raise _wrong(
             "not-a-commit", f"{revision} has upper-case digits; expected lower case", f"write {revision.lower()}"
         )
@@ -158,7 +157,7 @@ class NeedFields(PinFields):
     components: tuple[FolderName, ...] = ()
 
 
-class Place(Fields):
+class PlaceFields(Fields):
     """A folder or a file: of the source, or of a need where ``repo`` is given; of its root where ``path`` is not."""
 
     repo: RepoId | None = None
@@ -172,7 +171,7 @@ class VdnH3Fields(Fields):
     stage: FolderName
 
 
-def _check_adapters(adapters: tuple[Place, ...]) -> tuple[Place, ...]:
+def _check_adapters(adapters: tuple[PlaceFields, ...]) -> tuple[PlaceFields, ...]:
     if not adapters:
         raise _wrong("empty-list", "adapters is empty; expected at least one")
     return adapters
@@ -182,8 +181,8 @@ class LoraFields(Fields):
     """A base checkpoint with LoRA adapters folded in, in order; everything else of the source is carried over."""
 
     name: Literal["lora"]
-    base: Place
-    adapters: Annotated[tuple[Place, ...], AfterValidator(_check_adapters)]
+    base: PlaceFields
+    adapters: Annotated[tuple[PlaceFields, ...], AfterValidator(_check_adapters)]
 
 
 class MappingsFields(Fields):

@@ -16,9 +16,8 @@ from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base
 from overlay.formats.adapters.peft import PeftConfig
 from overlay.formats.wording import counted
-from overlay.hub.hub_cache import COMMIT
 from overlay.planning.fuse import base_tensors
-from overlay.registry import Pin, repo_id_problem
+from overlay.registry import COMMIT, Pin, repo_id_problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
