@@ -11,9 +11,10 @@ import overlay
 from overlay.cli._options import Common, common_options, rule_flags, rule_option
 from overlay.cli._output import Role, columns, style
 from overlay.errors import NotHere
+from overlay.registry.recipe_words import option_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from overlay.registry import Pin, Resolution
 
@@ -210,7 +211,7 @@ def _text(found: ResolvedModel) -> Iterator[str]:
     if found.overlay:
         rows.append(["overlay", _pin(found.overlay)])
     rows += [["needs", f"{_pin(need)}  {', '.join(need.components)}"] for need in found.needs]
-    rows.append(["recipe", "  ".join([found.recipe, *_recipe_options(found.recipe_options)])])
+    rows.append(["recipe", "  ".join([found.recipe, *option_words(found.recipe_options)])])
     rows.append(["registry", found.entry])
     if found.lock:
         stale = f"{style('stale', 'warn')}: {', '.join(found.lock.differences[:1])}"
@@ -226,17 +227,6 @@ def _text(found: ResolvedModel) -> Iterator[str]:
     if found.next:
         rows.append(["next", found.next])
     yield from columns(rows)
-
-
-def _recipe_options(options: Mapping[str, Any]) -> Iterator[str]:
-    """Options as words; of a place (repo and path) its path in the repo, of several all, in order."""
-    for name, value in options.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        yield f"{name} {' + '.join(_place(item) for item in values)}"
-
-
-def _place(value: Any) -> str:
-    return f"{value['repo']}/{value['path']}".rstrip("/") if isinstance(value, dict) else str(value)
 
 
 def _pin(repo: PinnedRepo) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from overlay.registry.entries import CONSUMERS, DEFAULT_MATERIALIZER_VERSION, Entry, Need, Pin, Place, Recipe
 from overlay.registry.problems import did_you_mean, refuse
+from overlay.registry.recipe_words import recipe_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,7 +170,7 @@ class _Layer:
             "source": (below.source, entry.source),
             "overlay": (below.overlay, entry.overlay),
             "needs": (_listed(below.needs), _listed(entry.needs)),
-            "recipe": (_described(below.recipe), _described(entry.recipe)),
+            "recipe": tuple(recipe_text(one.recipe.name, one.recipe.options) for one in (below, entry)),
             "consumers": (", ".join(below.consumers), ", ".join(entry.consumers)),
         }
         if below.overlay == entry.overlay:  # else it is plain that what was known of the old overlay is gone
@@ -202,16 +203,3 @@ def _short(fingerprint: str | None) -> str | None:
 
 def _listed(needs: tuple[Need, ...]) -> str:
     return ", ".join(f"{need.pin} ({', '.join(need.components) or 'as the recipe names'})" for need in needs)
-
-
-def _described(recipe: Recipe) -> str:
-    match recipe.options:
-        case {"base": base, "adapters": adapters}:
-            return f"{recipe.name} ({_placed(base)} + {' + '.join(_placed(adapter) for adapter in adapters)})"
-        case {"stage": stage}:
-            return f"{recipe.name} ({stage})"
-    return recipe.name
-
-
-def _placed(place: Mapping[str, str]) -> str:
-    return f"{place['repo']}/{place['path']}".rstrip("/")

@@ -192,3 +192,10 @@ models:
 
     assert f"{MODEL} {hub.source[:12]} is now {bumped.source[:12]}" in finding.message
     assert (finding.place.line, finding.place.column) == (4, 44)
+
+    other = text(hub).replace("rank8", "rank4")
+    (finding,) = check_location(subject_of(hub, tmp_path, model=model, registry=other, before=before))
+
+    base = f"lora (base {MODEL}/h3-base/transformer, adapters {LORA_REPO}"
+    former, now = LORA_FILE.format(rank=8), LORA_FILE.format(rank=4)
+    assert f": recipe {base}/{former}) is now {base}/{now});" in finding.message

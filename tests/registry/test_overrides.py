@@ -190,7 +190,7 @@ def test_place_in_the_source_moves_with_it(tmp_path: Path) -> None:
     moved = registry_text(f"  acme/turbo:\n    source: {{repo: acme/mirror, revision: {C}}}\n")
     document = parse(moved.encode(), "upper.yaml")
     upper, replaced = lay_over(entries, checked(document).models, document, "upper.yaml")
-    recipe = "lora (acme/{}/transformer + acme/adapter)"
+    recipe = "lora (base acme/{}/transformer, adapters acme/adapter)"
     assert replaced["acme/turbo"] == (
         "source acme/mirror@cccccccccccc replaces acme/turbo@aaaaaaaaaaaa (upper.yaml:3:3)",
         f"recipe {recipe.format('mirror')} replaces {recipe.format('turbo')} (upper.yaml:3:3)",

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.contract.finding import found
-from overlay.contract.reading import unless_broken
+from overlay.contract.reading import shown, unless_broken
 from overlay.planning.location import overlay_identity
 from overlay.registry import LOCAL
+from overlay.registry.recipe_words import recipe_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -96,7 +97,10 @@ def _where(subject: Subject) -> tuple[str, Mapping[str, str]] | None:
     entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
     if overlay is None:
         pins = {pin.repo: str(pin.revision) for pin in entry.pins}
-        return sglang.location_name(entry, None), {**pins, "recipe": str(dict(entry.recipe.options))}
+        return sglang.location_name(entry, None), {
+            **pins,
+            "recipe": recipe_text(entry.recipe.name, entry.recipe.options),
+        }
     if manifest is None:
         return None
     identity = unless_broken(overlay_identity, entry, overlay, manifest)
@@ -119,4 +123,4 @@ def _short(value: str | None) -> str:
     if value is None:
         return "none"
     is_digest = len(value) > _SHORT and not set(value) - set("0123456789abcdef")
-    return value[:_SHORT] if is_digest else value[:80]
+    return value[:_SHORT] if is_digest else shown(value)
