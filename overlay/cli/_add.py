@@ -144,7 +144,7 @@ def _fields(repos: Repos, model: str, known: Entry | None, wanted: Wanted) -> tu
     options = guess.recipe
     if wanted.base:
         options |= {"base": _place(wanted.base), "adapters": [_place(adapter) for adapter in wanted.adapters]}
-    return entry_fields(source, overlay, pinned, options), guess.why
+    return entry_fields(source, overlay, pinned, options, known), guess.why
 
 
 def _need(text: str) -> tuple[str, str, tuple[str, ...]]:

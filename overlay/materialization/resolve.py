@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.errors import NotHere
+from overlay.errors import InvalidRegistry, NotHere
 from overlay.materialization.request import DEFAULTS, Options, open_cache
-from overlay.materialization.state import State, find_state
+from overlay.materialization.state import State, find_state, is_settled
 from overlay.registry import load_registry
 from overlay.registry import resolve as resolve_model
+from overlay.registry.load import locked_model
 
 if TYPE_CHECKING:
     from overlay.registry import Resolution
@@ -43,7 +44,10 @@ def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
 
 
 def location_at_hand(resolution: Resolution, options: Options) -> str | None:
-    """The location by the overlay's own files, if they are on this host."""
+    """The location by the overlay's own files, if they are on this host, else by what the lock found them to be.
+
+    None where neither tells; then a fingerprint in the registry does.
+    """
     entry = resolution.entry
     if entry.overlay is None:
         return None
@@ -64,4 +68,17 @@ def location_at_hand(resolution: Resolution, options: Options) -> str | None:
         )
         return overlay_identity(entry, overlay, read_manifest(overlay)).location_name
     except NotHere:
+        return _locked_location(resolution) if entry.overlay_fingerprint is None else None
+
+
+def _locked_location(resolution: Resolution) -> str | None:
+    """The location that the lock in force has for the pins as they are; None where it speaks of others."""
+    entry = resolution.entry
+    # What a server was told by its variable enters the name, and no lock knows of it.
+    if entry.server is not None or not is_settled(resolution):
         return None
+    try:
+        locked = locked_model(resolution.registry_path, entry.model)
+    except InvalidRegistry:  # said where the lock itself counts; to look a model up must not fail for it
+        return None
+    return locked.location if locked and not locked.differences(entry) else None

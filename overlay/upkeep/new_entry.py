@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from overlay.contract.facts import sha256_of
 from overlay.contract.scripts import KNOWN
 from overlay.formats.manifest import read_manifest
+from overlay.planning.location import overlay_identity
 from overlay.planning.vdn_h3 import STAGES
+from overlay.registry import Pin
 from overlay.registry.merge import VDN_H3_COMPONENTS
 
 if TYPE_CHECKING:
@@ -71,22 +73,27 @@ def _by_script(overlay: Repo | None) -> tuple[str, str]:
 
 
 def entry_fields(
-    source: str, overlay: Repo | None, needs: tuple[Need, ...], recipe: dict[str, Any]
+    source: str, overlay: Repo | None, needs: tuple[Need, ...], recipe: dict[str, Any], known: Entry | None
 ) -> dict[str, Any]:
     """An entry as a registry file has it.
 
     Without the fingerprint of the overlay's files: it belongs to one commit, and whoever moves only the commit, such as
-    a bot, would leave it wrong. The lock knows the location.
+    a bot, would leave it wrong. The lock knows the location. One that is known for this commit and wrong is replaced.
 
     Args:
         source: Commit of the source.
         overlay: At its commit.
         needs: Each at its commit.
         recipe: Name and options.
+        known: The entry of this model in the registry below, whose values hold where this one has none.
     """
     fields: dict[str, Any] = {"source": {"revision": source}}
     if overlay is not None:
         fields["overlay"] = {"repo": overlay.repo, "revision": overlay.revision}
+        if known is not None and known.overlay == Pin(overlay.repo, overlay.revision):
+            fingerprint = overlay_identity(known, overlay, read_manifest(overlay)).overlay_fingerprint
+            if known.overlay_fingerprint not in (None, fingerprint):
+                fields["overlay"]["fingerprint"] = fingerprint
     if needs:
         fields["needs"] = [
             {"repo": need.pin.repo, "revision": need.pin.revision}

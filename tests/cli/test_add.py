@@ -12,6 +12,7 @@ from support.hubs import add_repo
 from support.upstream import Upstream, upstream_hub
 
 from overlay.cli._main import run
+from overlay.consumers.sglang import location_name, overlay_fingerprint
 from overlay.demo.checkpoint import LORA_REPO, LORA_REVISION, NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.registry import Entry, load_registry
@@ -94,6 +95,7 @@ def test_init_says_which_file_is_in_force(
 def test_add_known_model(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
     """A model that the shipped registry knows comes with its recipe and needs, pinned at today's heads and locked."""
     world.commit_source("Say more")
+    world.commit_overlay("Say more")
     document("init", "init")
 
     found = document("add", "add", MODEL, "--overlay", OVERLAY_REPO)
@@ -105,7 +107,7 @@ def test_add_known_model(world: Upstream, document: Callable[..., dict[str, Any]
     ]
     entry = entry_of(world, MODEL)
     assert [pin.revision for pin in entry.pins] == [pin["revision"] for pin in found["pins"]]
-    assert entry.overlay_fingerprint is not None
+    assert "fingerprint" not in world.registry.read_text()
     assert entry.place.file == str(world.registry)
     lock = read_lock(Path(found["lock"]))
     assert lock is not None
@@ -272,3 +274,67 @@ def test_add_from_a_hub_folder(world: Upstream, document: Callable[..., dict[str
 
     assert [pin.revision for pin in entry_of(world, "acme/map").pins] == ["a" * 40, "b" * 40]
     assert world.server.asked() == []
+
+
+# What the entry leaves to the lock
+
+
+def test_known_fingerprint_of_other_files_is_replaced(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """The shipped registry's fingerprint of a commit is inherited; where the files are others, theirs is written."""
+    document("init", "init")
+
+    document("add", "add", MODEL, "--overlay", OVERLAY_REPO)
+
+    assert entry_of(world, MODEL).overlay_fingerprint == overlay_fingerprint(world.first.overlay_folder)
+
+
+def test_location_is_that_of_the_lock(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """Where neither the overlay's files nor a fingerprint are at hand, a current lock tells where a server looks."""
+    world.commit_overlay("Say more")  # of which no registry has a fingerprint
+    document("init", "init")
+    document("add", "add", MODEL, "--overlay", OVERLAY_REPO)
+    world.server.forget()
+    nowhere = ["--hub", str(world.root / "nowhere")]
+    fingerprint = overlay_fingerprint(world.now.overlay_folder)
+    expected = location_name(entry_of(world, MODEL), fingerprint)
+
+    current = document("resolve", "resolve", MODEL, *nowhere)
+    missing = document("error", "path", MODEL, *nowhere, status=3)
+    world.registry.write_text(world.registry.read_text().replace(world.now.source, "e" * 40))
+    stale = document("resolve", "resolve", MODEL, *nowhere)
+
+    assert (Path(current["location"]).name, current["state"]) == (expected, "absent")
+    assert missing["error"]["code"] == "model-absent"
+    assert (stale["location"], stale["state"]) == (None, "unknown")
+    assert world.server.asked() == []
+
+
+@pytest.mark.parametrize("lock", ["", "<<<<<<< mine\n"])
+def test_path_without_a_lock_that_can_be_read(
+    world: Upstream, lock: str, document: Callable[..., dict[str, Any]]
+) -> None:
+    """A lock that is broken keeps nobody from looking a model up."""
+    world.commit_overlay("Say more")
+    document("init", "init")
+    document("add", "add", MODEL, "--overlay", OVERLAY_REPO)
+    world.registry.with_suffix(".lock").write_text(lock)
+
+    missing = document("error", "path", MODEL, "--hub", str(world.root / "nowhere"), status=3)
+
+    assert missing["error"]["code"] == "model-unknown"
+
+
+def test_a_bot_moves_the_overlay(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A commit that is replaced in the text, and locked as the relock of the action does it, passes the check."""
+    world.commit_overlay("Say more")
+    before = world.now.overlay
+    assert run(["init"]) == 0
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO]) == 0
+    world.commit_overlay("Say even more")
+    world.registry.write_text(world.registry.read_text().replace(before, world.now.overlay))
+
+    assert run(["lock", "--", MODEL]) == 0
+    capsys.readouterr()
+
+    assert run(["check"]) == 0
+    assert "error" not in capsys.readouterr().out.partition("errors")[0]
