@@ -417,7 +417,10 @@ LOCKED = LockedModel(
         ({"overlay": None}, "acme/overlay is not in the entry any more"),
         ({"needs": ()}, "acme/need is not in the entry any more"),
         ({"needs": (Need(Pin("acme/need", A), ("vae", "text")),)}, "acme/need: locked with the components vae"),
-        ({"recipe": Recipe("vdn-h3", {"stage": "two"})}, "locked with the recipe"),
+        (
+            {"recipe": Recipe("vdn-h3", {"stage": "two"})},
+            "locked with the recipe vdn-h3 (stage one), it is vdn-h3 (stage two)",
+        ),
         ({"consumers": ("overlay",)}, None),
     ],
 )
