@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-__all__ = ["MOST_COMMITS", "Commit", "Histories"]
+__all__ = ["MOST_COMMITS", "Histories"]
 
 MOST_COMMITS = 1000
 """How far back a commit is looked for."""
@@ -27,23 +27,6 @@ MOST_COMMITS = 1000
 _PAGE = 100
 
 _PREFIX = re.compile(r"[0-9a-f]{4,39}")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_MAX_TITLE = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """One commit.
-
-    Attributes:
-        id: 40 hex digits.
-        title: First line of its message, shortened.
-        date: ``2026-09-09``; empty where it is not known.
-    """
-
-    id: str
-    title: str = ""
-    date: str = ""
 
 
 @dataclass(slots=True)
@@ -60,7 +43,7 @@ class Histories:
     offline: bool
     traffic: Traffic = field(default_factory=Traffic)
     _heads: dict[str, str] = field(default_factory=dict)
-    _known: dict[str, list[Commit]] = field(default_factory=dict)
+    _known: dict[str, list[str]] = field(default_factory=dict)
     _pages: dict[str, Iterator[bytes]] = field(default_factory=dict)
 
     def head(self, repo: str) -> str:
@@ -73,11 +56,11 @@ class Histories:
         """
         if repo not in self._heads:
             known = self._known.get(repo)
-            self._heads[repo] = known[0].id if known else self._head(repo)
+            self._heads[repo] = known[0] if known else self._head(repo)
         return self._heads[repo]
 
-    def commits(self, repo: str) -> Iterator[Commit]:
-        """What led to the head, newest first, at most ``MOST_COMMITS``, asked for as far as one goes through them.
+    def commits(self, repo: str) -> Iterator[str]:
+        """The commits that led to the head, newest first, ``MOST_COMMITS`` at most; asked for as one goes through them.
 
         Of a hub folder, the head alone.
 
@@ -86,7 +69,7 @@ class Histories:
             BrokenInput: The answer is no list of commits.
         """
         if self.hub is not None:
-            yield Commit(self.head(repo))
+            yield self.head(repo)
             return
         known, number = self._known.setdefault(repo, []), 0
         while number < MOST_COMMITS and (number < len(known) or self._learn(repo, known)):
@@ -95,7 +78,7 @@ class Histories:
 
     def behind(self, repo: str, commit: str) -> int | None:
         """How many commits a commit is behind the head; None where the history, as far as it is known, lacks it."""
-        return next((number for number, found in enumerate(self.commits(repo)) if found.id == commit), None)
+        return next((number for number, found in enumerate(self.commits(repo)) if found == commit), None)
 
     def full_commit(self, repo: str, text: str) -> str:
         """The 40 digits that ``text`` stands for: all of them (no request), their beginning, or ``main``.
@@ -156,11 +139,11 @@ class Histories:
     def _names(self, repo: str) -> list[str]:
         """The commits among which a prefix is looked for."""
         if self.hub is None:
-            return [commit.id for commit in self.commits(repo)]
+            return list(self.commits(repo))
         folder = self.hub / repo
         return [path.name for path in folder.iterdir() if COMMIT.fullmatch(path.name)] if folder.is_dir() else []
 
-    def _learn(self, repo: str, known: list[Commit]) -> bool:
+    def _learn(self, repo: str, known: list[str]) -> bool:
         """Ask for the next page; False where there is no commit more."""
         self._check(repo)
         from overlay.hub import client  # the network stack, only where a request is made
@@ -171,8 +154,8 @@ class Histories:
         with explained(repo, BRANCH):
             page = next(pages, None)
         # The branch may have moved since the last page, and then this one begins with commits that were there.
-        there = {commit.id for commit in known}
-        new = [commit for commit in _parsed(page, repo) if commit.id not in there] if page is not None else []
+        there = set(known)
+        new = [commit for commit in _parsed(page, repo) if commit not in there] if page is not None else []
         known += new
         return bool(new)
 
@@ -188,7 +171,7 @@ class Histories:
             )
 
 
-def _parsed(page: bytes, repo: str) -> list[Commit]:
+def _parsed(page: bytes, repo: str) -> list[str]:
     try:
         # A slice, which only a list has.
         return [_commit(item) for item in parse_json(page, repo)[:]]
@@ -201,8 +184,8 @@ def _parsed(page: bytes, repo: str) -> list[Commit]:
         ) from error
 
 
-def _commit(item: Any) -> Commit:
-    commit, title, date = item["id"], str(item.get("title", "")), str(item.get("date", ""))
+def _commit(item: Any) -> str:
+    commit: str = item["id"]
     if not COMMIT.fullmatch(commit):
         raise ValueError(f"commit {commit!r}")
-    return Commit(commit, " ".join(title.split())[:_MAX_TITLE], date[:10] if _DATE.match(date) else "")
+    return commit

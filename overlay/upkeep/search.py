@@ -135,7 +135,7 @@ def _candidates(pin: Pin, repos: Repos) -> tuple[tuple[str | None, ...], bool]:
     head = histories.head(pin.repo)
     if head == pin.revision:
         return (head,), True
-    commits = [commit.id for commit in islice(histories.commits(pin.repo), MOST_COMMITS + 1)]
+    commits = list(islice(histories.commits(pin.repo), MOST_COMMITS + 1))
     if pin.revision in commits:
         return tuple(commits[: commits.index(pin.revision) + 1]), True
     if pin.revision is None:
