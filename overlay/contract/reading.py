@@ -8,7 +8,7 @@ from overlay.errors import BrokenInput, NotHere, OverlayError
 from overlay.formats.wording import some
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from overlay.hub import Repo
     from overlay.registry import Entry, Pin
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 __all__ = [
     "MOST_DATA",
     "error_facts",
+    "folded_paths",
     "is_below",
     "is_broken",
     "named",
     "pin_of",
     "said",
+    "serve_instead",
     "shown",
     "unless_broken",
 ]
@@ -82,9 +84,39 @@ def named(names: Iterable[str], limit: int = 5) -> str:
     return some([*map(shown, names[:limit]), *names[limit:]], limit)
 
 
+def folded_paths(paths: Iterable[str], limit: int = 5) -> str:
+    """The first of many paths of a repo, what they share said once: ``a/{b,c}/d.json and 3 more``."""
+    paths = list(paths)
+    split = [shown(path).split("/") for path in paths[:limit]]
+    if len(split) < 2:  # noqa: PLR2004  # one shares nothing
+        return named(paths, limit)
+    shortest = min(map(len, split))
+    begin = _shared(split, shortest - 1)
+    end = _shared([parts[::-1] for parts in split], shortest - 1 - begin)
+    if not begin + end:
+        return named(paths, limit)
+    middles = ",".join("/".join(parts[begin : len(parts) - end]) for parts in split)
+    first = split[0]
+    folded = "/".join([*first[:begin], f"{{{middles}}}", *first[len(first) - end :]])
+    return some([folded, *paths[limit:]], 1)
+
+
+def serve_instead(entry: Entry) -> str:
+    """What helps where only a server that resolves the overlay by itself would fail."""
+    serve = f"serve what is built here (overlay prewarm {entry.model})"
+    others = [consumer for consumer in entry.consumers if consumer != "overlay"]
+    return f"{serve} and write consumers: [overlay] in the entry" if others else serve
+
+
 def pin_of(entry: Entry, repo: Repo) -> Pin:
     """The pin by which an entry has a repo."""
     return next((pin for pin in entry.pins if pin.repo == repo.repo), entry.source)
+
+
+def _shared(rows: Sequence[Sequence[str]], most: int) -> int:
+    """How many parts all rows begin with, ``most`` at most."""
+    columns = list(zip(*rows, strict=False))[:most]
+    return next((number for number, parts in enumerate(columns) if len(set(parts)) > 1), len(columns))
 
 
 def _printable(text: str, longest: int) -> str:

@@ -90,7 +90,7 @@ def test_a_naive_bump_fails_with_the_rename_named(
 
     assert err == ""
     assert error.startswith(f"registry.yaml:5:46: error[file-renamed]: {MODEL}: ")
-    assert "adapter_config.json; the source has it as adapter_spec.json" in error
+    assert "adapter_config.json; the source has them as adapter_spec.json" in error
     assert f"{MODEL}  failed" in out
     assert out.splitlines()[-1].startswith("1 error · ")
 

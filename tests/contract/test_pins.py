@@ -136,7 +136,8 @@ def test_h30_a_script_that_takes_a_need_unpinned(tmp_path: Path, script: str, fl
             f" {NEEDS_REVISION[:12]}"
         )
         assert (finding.place.line, finding.place.column) == (11, 9)
-        assert str(finding.fix).endswith(f"overlay prewarm {MODEL}")
+        assert f"overlay prewarm {MODEL}" in str(finding.fix)
+        assert "consumers: [overlay]" in str(finding.fix)
 
 
 def test_the_published_script_is_known_to_take_its_need_unpinned(

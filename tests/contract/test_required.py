@@ -87,14 +87,14 @@ def test_each_file_is_asked_for_once(hub: HubFolder, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("history", "evidence", "likewise"),
+    ("history", "evidence"),
     [
-        ("before", "same content, 413 bytes", "same content, 1367 bytes"),
-        ("lock", "same content, 413 bytes", "same content, 1367 bytes"),
-        ("none", "by its content an adapter's description", "by its content an adapter's description"),
+        ("before", "same content, 413 bytes; same content, 1367 bytes"),
+        ("lock", "same content, 413 bytes; same content, 1367 bytes"),
+        ("none", "by its content an adapter's description"),
     ],
 )
-def test_h01_the_published_rename(tmp_path: Path, history: str, evidence: str, likewise: str) -> None:
+def test_h01_the_published_rename(tmp_path: Path, history: str, evidence: str) -> None:
     """A bump of the source alone: one finding at the overlay's pin names both files, and how it is known."""
     old = make_hub(tmp_path, spec_name="adapter_config.json")
     naive = replace(bump_rename(old), overlay=old.overlay)
@@ -109,8 +109,8 @@ def test_h01_the_published_rename(tmp_path: Path, history: str, evidence: str, l
 
     assert finding.code == "file-renamed"
     assert finding.message == (
-        f"the overlay requires {DEFAULT}/adapter_config.json; the source has it as adapter_spec.json ({evidence});"
-        f" likewise {TURBO}/adapter_config.json ({likewise})"
+        f"the overlay requires {STAGE}/adapters/{{default,turbo}}/adapter_config.json; the source has them as"
+        f" adapter_spec.json ({evidence})"
     )
     assert place(finding) == OVERLAY_PIN
     assert finding.fix == FIX
@@ -139,7 +139,7 @@ def test_h01_the_published_rename_on_the_hub(tmp_path: Path, monkeypatch: pytest
         )
         finding = only(subject)
 
-        assert "the source has it as adapter_spec.json (same content, 413 bytes)" in finding.message
+        assert "the source has them as adapter_spec.json (same content, 413 bytes; " in finding.message
         assert not server.payload()
 
 
@@ -151,7 +151,8 @@ def test_h01_an_overlay_ahead_of_its_source(tmp_path: Path) -> None:
     finding = only(subject_of(ahead, tmp_path, before=subject_of(old, tmp_path)))
 
     assert finding.code == "file-renamed"
-    assert f"requires {DEFAULT}/adapter_spec.json; the source has it as adapter_config.json" in finding.message
+    path = f"{STAGE}/adapters/{{default,turbo}}/adapter_spec.json"
+    assert f"requires {path}; the source has them as adapter_config.json" in finding.message
 
 
 def _deeper(folder: Path) -> None:
@@ -206,8 +207,8 @@ def _no_weights(folder: Path) -> None:
             shutil.rmtree,
             OVERLAY_PIN,
             "file-missing",
-            f"the overlay requires 2 files; the source lacks them: {DEFAULT}/adapter_spec.json,"
-            f" {DEFAULT}/adapter_model.safetensors; there is no folder {DEFAULT}",
+            f"the overlay requires 2 files; the source lacks them:"
+            f" {DEFAULT}/{{adapter_spec.json,adapter_model.safetensors}}; there is no folder {DEFAULT}",
             id="no-folder",
         ),
         pytest.param(
@@ -295,20 +296,34 @@ models:
 
 
 @pytest.mark.parametrize(
-    ("base", "adapter", "said"),
+    ("base", "adapter", "said", "fix"),
     [
-        pytest.param("h3-base/transformer", LORA_FILE.format(rank=8), None, id="sound"),
-        pytest.param("h3-base/transfomer", LORA_FILE.format(rank=8), "reads h3-base/transfomer; the source", id="base"),
+        pytest.param("h3-base/transformer", LORA_FILE.format(rank=8), None, None, id="sound"),
+        pytest.param(
+            "h3-base/transfomer",
+            LORA_FILE.format(rank=8),
+            "reads h3-base/transfomer; the source",
+            "correct the path in the recipe; the nearest is h3-base/transformer",
+            id="base",
+        ),
+        pytest.param(
+            "q1/q2",
+            LORA_FILE.format(rank=8),
+            "; the source lacks it; there is no folder q1",
+            "correct the path in the recipe",
+            id="nothing-near",
+        ),
         pytest.param(
             "h3-base/transformer",
             "h3_watercolor_lora_rank4_bf16.safetensors",
             f"reads h3_watercolor_lora_rank4_bf16.safetensors; {LORA_REPO}@{LORA_REVISION[:12]} lacks it; the repo has",
+            f"correct the path in the recipe; the nearest is {LORA_FILE.format(rank=8)}",
             id="adapter",
         ),
     ],
 )
-def test_what_a_lora_entry_names(tmp_path: Path, base: str, adapter: str, said: str | None) -> None:
-    """Base and adapters are named in the recipe, and that is where the finding points."""
+def test_what_a_lora_entry_names(tmp_path: Path, base: str, adapter: str, said: str | None, fix: str | None) -> None:
+    """Base and adapters are named in the recipe: that is where the finding points, and what one would correct."""
     hub = make_hub(tmp_path)
 
     findings = [*check_required(subject_of(hub, tmp_path, registry=lora_registry(hub, base, adapter)))]
@@ -317,6 +332,23 @@ def test_what_a_lora_entry_names(tmp_path: Path, base: str, adapter: str, said: 
     for finding in findings:
         assert str(said) in finding.message
         assert place(finding) == (7, 5)
+        assert finding.fix == fix
+
+
+def test_a_path_of_a_recipe_that_was_there_before_is_none_to_correct(tmp_path: Path) -> None:
+    """Upstream removed it: another commit may have it."""
+    hub = make_hub(tmp_path)
+    gone = next_source(hub, "drop the transformer")
+    shutil.rmtree(gone.source_folder / "h3-base" / "transformer")
+    adapter = LORA_FILE.format(rank=8)
+    before = subject_of(hub, tmp_path, registry=lora_registry(hub, "h3-base/transformer", adapter))
+
+    registry = lora_registry(gone, "h3-base/transformer", adapter)
+    every = check_required(subject_of(gone, tmp_path, registry=registry, before=before))
+    (finding,) = [finding for finding in every if place(finding) == (7, 5)]
+
+    assert finding.fix == FIX
+    assert f"it was there at {hub.source[:12]}" in finding.message
 
 
 def test_an_overlay_that_cannot_be_read_asks_for_nothing(hub: HubFolder, tmp_path: Path) -> None:

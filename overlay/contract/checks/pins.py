@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, shown
+from overlay.contract.reading import is_broken, serve_instead, shown
 from overlay.contract.scripts import KNOWN, known_for
 from overlay.errors import OverlayError
 from overlay.fingerprint import bytes_digest
@@ -66,7 +66,7 @@ def _secondary_unpinned(subject: Subject) -> Iterator[Finding]:
                 f"the overlay's {shown(path)} takes {repo} without a commit, and the entry pins it to {revision[:12]}:"
                 " a server that builds this model by itself may get other files than are built here",
                 place=need.pin.place,
-                fix=f"serve what is built here: overlay prewarm {subject.entry.model}",
+                fix=serve_instead(subject.entry),
                 repo=repo,
                 revision=revision,
                 script=path,

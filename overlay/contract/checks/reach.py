@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.contract.checks.manifest import MOST_PATTERNS
 from overlay.contract.checks.required import requirements
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, named, shown
+from overlay.contract.reading import MOST_DATA, folded_paths, serve_instead
 from overlay.formats.adapters.find import SPEC_NAMES
 from overlay.formats.wording import counted
 from overlay.hub.repo import matches
@@ -46,9 +46,9 @@ def _not_fetched(subject: Subject) -> Iterator[Finding]:
             "not-fetched",
             subject.entry,
             f"source_allow_patterns of the overlay do not match {counted(len(left_out), 'file')} that the build needs:"
-            f" {named(left_out)}; a server never downloads what no pattern matches",
+            f" {folded_paths(left_out)}; a server never downloads what no pattern matches",
             place=overlay.place,
-            fix=f"overlay bump {subject.entry.model}",
+            fix=f"{serve_instead(subject.entry)}, or pin another overlay",
             count=len(left_out),
             files=left_out[:MOST_DATA],
         )
@@ -78,14 +78,15 @@ def _fallback_unreachable(subject: Subject) -> Iterator[Finding]:
             ruled_out += [(name, "none of its source_allow_patterns matches that") for name in blocked]
     if ruled_out:
         first, why = ruled_out[0]
-        folders = [shown(posixpath.dirname(path)) for path, _ in ruled_out]
+        folders = folded_paths(posixpath.dirname(path) for path, _ in ruled_out)
         yield found(
             "fallback-unreachable",
             subject.entry,
             f"an adapter's description may be called {posixpath.basename(first)} too, but the overlay's manifest rules"
-            f" that out: {why} ({', '.join(folders)}); after a rename upstream a server fails before it reads either",
+            f" that out: {why} ({folders}); after a rename upstream a server fails before it reads either",
             place=overlay.place,
-            fix="ask for neither name in the manifest's required_source_files, and let its patterns match both",
+            fix=f"{serve_instead(subject.entry)}; the overlay's author can ask for neither name in"
+            " required_source_files, and let the patterns match both",
             ruled_out=[path for path, _ in ruled_out],
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import posixpath
 from collections import defaultdict
 from dataclasses import dataclass
@@ -9,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_below, named, pin_of, shown, unless_broken
+from overlay.contract.reading import MOST_DATA, folded_paths, is_below, named, pin_of, shown, unless_broken
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.adapters.find import SPEC_NAMES, find_adapter
 from overlay.formats.manifest import FileMapping
-from overlay.formats.wording import some
 from overlay.planning.mappings import select
 from overlay.planning.renames import Former, find_renames
 from overlay.planning.vdn_h3 import STAGES, small_files
@@ -32,6 +32,8 @@ __all__ = ["Requirement", "check_required", "requirements"]
 _WEIGHTS = "adapter_model.safetensors"
 _LISTED = 5
 _BESIDE = 8
+_COMPARED = 2000
+"""Files whose names are compared with a misspelt one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +144,13 @@ def _renamed(subject: Subject, missing: Sequence[Requirement], renames: Mapping[
         if rename := renames.get(one.path):
             alike[one.by, posixpath.basename(one.path), posixpath.basename(rename.found)].append(one)
     for group in alike.values():
-        first, *others = group
-        rename = renames[first.path]
+        first = group[0]
+        evidence = dict.fromkeys(renames[one.path].evidence for one in group[:_LISTED])
+        names = dict.fromkeys(renames[one.path].shown for one in group)
         message = (
-            f"{first.by} {shown(first.path)}; {_name(subject, first.repo)} has it as {shown(rename.shown)}"
-            f" ({rename.evidence})"
+            f"{first.by} {folded_paths([one.path for one in group], _LISTED)}; {_name(subject, first.repo)} has"
+            f" {'them' if len(group) > 1 else 'it'} as {folded_paths(names, _LISTED)} ({'; '.join(evidence)})"
         )
-        if others:
-            listed = [f"{shown(one.path)} ({renames[one.path].evidence})" for one in others[:_LISTED]]
-            message += f"; likewise {some([*listed, *('' for _ in others[_LISTED:])], _LISTED)}"
         facts = [
             {"path": one.path, "found": renames[one.path].found, "evidence": renames[one.path].evidence}
             for one in group[:MOST_DATA]
@@ -174,21 +174,31 @@ def _missing(subject: Subject, missing: Sequence[Requirement], former: Mapping[s
     for group in by_whom.values():
         first = group[0]
         what = f"{len(group)} files" if len(group) > 1 else shown(first.path)
-        listed = f": {named([one.path for one in group], _LISTED)}" if len(group) > 1 else ""
+        listed = f": {folded_paths([one.path for one in group], _LISTED)}" if len(group) > 1 else ""
         message = f"{first.by} {what}; {_name(subject, first.repo)} lacks {'them' if listed else 'it'}{listed}"
         message += f"; {_beside(first)}"
-        if then := former.get(first.path):
+        then = next((file for path, file in former.items() if is_below(path, first.path)), None)
+        if then:
             message += f"; it was there {f'at {then.repo.revision[:12]}' if then.repo else 'when this was locked'}"
         yield found(
             "file-missing",
             subject.entry,
             message,
             place=first.place,
-            fix=f"overlay bump {subject.entry.model}",
+            fix=_fix(subject, first, was_there=then is not None),
             repo=first.repo.repo,
             count=len(group),
             missing=[one.path for one in group[:MOST_DATA]],
         )
+
+
+def _fix(subject: Subject, one: Requirement, *, was_there: bool) -> str:
+    """What the entry itself names and nobody ever had is a slip of the pen; else another commit may have the file."""
+    if was_there or one.place != subject.entry.recipe.place:
+        return f"overlay bump {subject.entry.model}"
+    files = one.repo.paths()[:_COMPARED]
+    near = difflib.get_close_matches(one.path, {*files, *map(posixpath.dirname, files)}, n=1)
+    return f"correct the path in the recipe{f'; the nearest is {shown(near[0])}' if near else ''}"
 
 
 def _beside(one: Requirement) -> str:
