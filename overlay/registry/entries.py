@@ -149,6 +149,7 @@ class Entry:
         materializer_version: What the overlay's manifest says, as far as the registry knows; else sglang's default.
         server: What a server was told, if not its built-in table.
         consumers: Who the entry must hold for, of ``CONSUMERS``.
+        fingerprint_place: Where the registry has ``overlay_fingerprint``.
     """
 
     model: str
@@ -161,6 +162,7 @@ class Entry:
     materializer_version: str = DEFAULT_MATERIALIZER_VERSION
     server: ServerSpec | None = None
     consumers: tuple[str, ...] = CONSUMERS
+    fingerprint_place: Place = field(default=NOWHERE, compare=False, repr=False)
 
     @property
     def pins(self) -> tuple[Pin, ...]:

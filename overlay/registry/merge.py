@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.registry.entries import CONSUMERS, DEFAULT_MATERIALIZER_VERSION, Entry, Need, Pin, Place, Recipe
+from overlay.registry.entries import CONSUMERS, DEFAULT_MATERIALIZER_VERSION, NOWHERE, Entry, Need, Pin, Place, Recipe
 from overlay.registry.problems import did_you_mean, refuse
 from overlay.registry.recipe_words import recipe_text
 
@@ -92,17 +92,21 @@ class _Layer:
         recipe = _bound(recipe, source, below.source if below and fields.recipe is None else None)
         known = below if below and below.overlay == overlay else None
         said = fields.overlay
+        fingerprint, at = (known.overlay_fingerprint, known.fingerprint_place) if known else (None, NOWHERE)
+        if said and said.fingerprint:
+            fingerprint, at = said.fingerprint, self.place("overlay", "fingerprint")
         entry = Entry(
             model=self.model,
             source=source,
             overlay=overlay,
-            overlay_fingerprint=(said.fingerprint if said else None) or (known.overlay_fingerprint if known else None),
+            overlay_fingerprint=fingerprint,
             needs=needs,
             recipe=recipe,
             place=self.place(),
             materializer_version=(said.materializer_version if said else None)
             or (known.materializer_version if known else DEFAULT_MATERIALIZER_VERSION),
             consumers=fields.consumers or (below.consumers if below else CONSUMERS),
+            fingerprint_place=at,
         )
         self.check(entry)
         return entry if len(self.problems) == before else None
@@ -153,7 +157,10 @@ class _Layer:
             absent = [name for name in VDN_H3_COMPONENTS if name not in components]
             if absent:
                 message = f"the recipe vdn-h3 needs the components {', '.join(absent)}"
-                self.report(("needs",), "missing-component", message, "name them under components of the repo in needs")
+                others = [name for name in components if name not in VDN_H3_COMPONENTS]
+                near = [f"{name}: {meant}" for name in others if (meant := did_you_mean(name, absent))]
+                hint = ", ".join(near) or "name them under components of the repo in needs"
+                self.report(("needs",), "missing-component", message, hint)
         if recipe.name == "lora":
             allowed = {entry.source.repo, *(need.pin.repo for need in entry.needs)}
             for place in (recipe.options["base"], *recipe.options["adapters"]):

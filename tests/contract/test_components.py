@@ -117,6 +117,24 @@ def test_a_component_is_missing(
     assert finding.fix
 
 
+def test_a_misspelt_component_is_one_to_correct(tmp_path: Path) -> None:
+    """What the entry itself names wrongly no other commit has."""
+    hub = make_hub(tmp_path)
+    text = f"""\
+schema_version: 1
+models:
+  acme/model:
+    source: {{repo: {MODEL}, revision: {hub.source}}}
+    overlay: {{repo: {OVERLAY_REPO}, revision: {hub.overlay}}}
+    needs: [{{repo: {NEEDS_REPO}, revision: {NEEDS_REVISION}, components: [text_encodr, vae]}}]
+    recipe: {{name: python}}
+"""
+    misspelt, other = check_components(subject_of(hub, tmp_path, model="acme/model", registry=text))
+
+    assert misspelt.fix == "correct the name under components; the nearest is text_encoder"
+    assert other.fix == "overlay bump acme/model"
+
+
 @pytest.mark.parametrize(
     ("mappings", "missing"),
     [

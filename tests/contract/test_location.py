@@ -69,7 +69,7 @@ models:
 
     assert (finding.code, finding.severity) == ("fingerprint-differs", "error")
     assert finding.severities == {"overlay": "error", "sglang": "note"}
-    assert str(finding.place).endswith(":7:7")
+    assert str(finding.place).endswith(":8:7")  # where fingerprint stands
     assert str(finding.data["fingerprint"]) in str(finding.fix)
     fixed = text.replace("0" * 64, str(finding.data["fingerprint"]))
     assert list(check_location(subject_of(hub, tmp_path, registry=fixed))) == []

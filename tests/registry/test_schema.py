@@ -278,6 +278,15 @@ CASES = {
         "text_encoder, tokenizer, processor",
         "components",
     ),
+    "a component is misspelt": (
+        "    recipe:\n      name: mappings",
+        f"    needs: [{{repo: acme/n, revision: {C}, components: [text_encodr, tokenizer, processor]}}]\n    recipe:"
+        + "\n      name: vdn-h3\n      stage: x",
+        "missing-component",
+        "9:5",
+        "needs the components text_encoder",
+        "text_encodr: did you mean text_encoder?",
+    ),
     "fingerprint too short": (
         f"revision: {B}",
         f"revision: {B}\n      fingerprint: abc",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from overlay.contract.checks.manifest import MOST_MAPPINGS
@@ -69,10 +70,20 @@ def _carried(subject: Subject) -> Iterator[Finding]:
                 subject.entry,
                 f"{need.pin} {problem}; the entry takes {shown(component)} from it",
                 place=pin_of(subject.entry, repo).place,
-                fix=f"overlay bump {subject.entry.model}",
+                fix=f"overlay bump {subject.entry.model}"
+                if files
+                else _fix(subject, component, _folders(repo.paths())),
                 repo=repo.repo,
                 missing=[component],
             )
+
+
+def _fix(subject: Subject, component: str, folders: Iterable[str]) -> str:
+    """Where the entry is free in what it takes, a name that nearly is one of the repo's was meant to be that."""
+    near = difflib.get_close_matches(component, folders, n=1) if subject.entry.recipe.name != "vdn-h3" else []
+    if near:
+        return f"correct the name under components; the nearest is {shown(near[0])}"
+    return f"overlay bump {subject.entry.model}"
 
 
 def _needs_weights(component: str) -> bool:

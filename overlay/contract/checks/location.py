@@ -41,7 +41,7 @@ def _fingerprint_differs(subject: Subject) -> Iterator[Finding]:
         entry,
         f"the registry says that the files of {entry.overlay} have the fingerprint {_short(said)}, and they have"
         f" {_short(fingerprint)}: `overlay path` and `overlay resolve` look in a directory that no server uses",
-        place=entry.overlay.place,
+        place=entry.fingerprint_place,
         fix=f"write fingerprint: {fingerprint}, or leave it out",
         said=said,
         fingerprint=fingerprint,
