@@ -177,7 +177,7 @@ class _Layer:
             "source": (below.source, entry.source),
             "overlay": (below.overlay, entry.overlay),
             "needs": (_listed(below.needs), _listed(entry.needs)),
-            "recipe": tuple(recipe_text(one.recipe.name, one.recipe.options) for one in (below, entry)),
+            "recipe": (_in_words(below.recipe), _in_words(entry.recipe)),
             "consumers": (", ".join(below.consumers), ", ".join(entry.consumers)),
         }
         if below.overlay == entry.overlay:  # else it is plain that what was known of the old overlay is gone
@@ -206,6 +206,10 @@ def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
 
 def _short(fingerprint: str | None) -> str | None:
     return fingerprint[:16] if fingerprint else None
+
+
+def _in_words(recipe: Recipe) -> str:
+    return recipe_text(recipe.name, recipe.options)
 
 
 def _listed(needs: tuple[Need, ...]) -> str:

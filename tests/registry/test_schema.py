@@ -280,8 +280,10 @@ CASES = {
     ),
     "a component is misspelt": (
         "    recipe:\n      name: mappings",
-        f"    needs: [{{repo: acme/n, revision: {C}, components: [text_encodr, tokenizer, processor]}}]\n    recipe:"
-        + "\n      name: vdn-h3\n      stage: x",
+        (
+            f"    needs: [{{repo: acme/n, revision: {C}, components: [text_encodr, tokenizer, processor]}}]\n"
+            "    recipe:\n      name: vdn-h3\n      stage: x"
+        ),
         "missing-component",
         "9:5",
         "needs the components text_encoder",
