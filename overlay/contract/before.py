@@ -73,7 +73,10 @@ def before_in(registry: Registry, file: Path) -> Before:
         locked = lock.read_bytes() if lock.is_file() else None
     except FileNotFoundError as error:
         raise NotHere(
-            f"{file}: no such file", code="no-such-file", hint=f"ls {file.parent}", where=str(file)
+            f"{file}: no such file",
+            code="no-such-file",
+            hint="name a registry file to compare with: --against FILE",
+            where=str(file),
         ) from error
     except OSError as error:
         message = f"{file}: cannot be read: {error.strerror}"

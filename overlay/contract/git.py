@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["commit_of", "file_at"]
 
 _SECONDS = 60
+_OF_REMOTE = re.compile(r"origin/([\w./-]+)")
 _ENVIRONMENT = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
 
@@ -50,15 +52,24 @@ def commit_of(folder: Path, revision: str) -> str:
     # --end-of-options: whatever it looks like, it is a revision.
     found = _git(folder, ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"])
     if found.returncode:
-        branch = revision.removeprefix("origin/")
         raise InvalidUsage(
             f"{folder}: git knows no revision {revision}",
             code="unknown-revision",
-            hint=f"a shallow clone has few: git fetch --depth=1 origin {branch}:refs/remotes/origin/{branch}",
+            hint=_fetch(folder, revision),
             where=str(folder),
             revision=revision,
         )
     return found.stdout.decode("ascii").strip()
+
+
+def _fetch(folder: Path, revision: str) -> str:
+    """How a revision that is not there may come to be: with the branch of the remote, or a deeper clone."""
+    is_shallow = _git(folder, ["rev-parse", "--is-shallow-repository"]).stdout.strip() == b"true"
+    of_remote = _OF_REMOTE.match(revision)
+    branch = f" origin {of_remote[1]}:refs/remotes/origin/{of_remote[1]}" if of_remote else ""
+    if is_shallow:
+        return f"the clone is shallow: git fetch --unshallow{branch}"
+    return f"git fetch{branch}" if branch else "see which there are: git log --oneline; git branch --all"
 
 
 def file_at(path: Path, commit: str) -> bytes | None:

@@ -137,6 +137,7 @@ def test_against_a_file(project: Path, tmp_path: Path) -> None:
     with pytest.raises(NotHere) as caught:
         before_in(now, tmp_path / "none.yaml")
     assert caught.value.code == "no-such-file"
+    assert caught.value.hint == "name a registry file to compare with: --against FILE"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +161,44 @@ def test_revisions_that_are_none(project: Path, revision: str, code: str) -> Non
         commit_of(project, revision)
     assert caught.value.code == code
     assert sorted(path.name for path in project.iterdir()) == ["registry.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("revision", "hint"),
+    [
+        ("origin/two", "git fetch origin two:refs/remotes/origin/two"),
+        ("HEAD~3", "see which there are: git log --oneline; git branch --all"),
+        ("origin/two~1", "git fetch origin two:refs/remotes/origin/two"),
+        ("nonsense", "see which there are: git log --oneline; git branch --all"),
+    ],
+)
+@pytest.mark.parametrize("is_shallow", [False, True])
+def test_what_helps_is_something_that_git_can_do(
+    project: Path,
+    tmp_path: Path,
+    revision: str,
+    hint: str,
+    is_shallow: bool,  # noqa: FBT001  # a table
+) -> None:
+    """A branch that was not fetched is; a shallow clone is made deeper; else one looks. No clone is made shallow."""
+    git(tmp_path, "checkout", "-qb", "two")
+    git(tmp_path, "commit", "-qm", "two", "--allow-empty")
+    git(tmp_path, "commit", "-qm", "three", "--allow-empty")
+    git(tmp_path, "checkout", "-q", "main")
+    clone = tmp_path / "clone"
+    depth = ["--depth=1"] if is_shallow else []
+    git(tmp_path, "clone", "-q", "--single-branch", "-b", "main", *depth, tmp_path.as_uri(), str(clone))
+
+    with pytest.raises(InvalidUsage) as caught:
+        commit_of(clone, revision)
+    if is_shallow:
+        hint = "the clone is shallow: git fetch --unshallow" + (
+            " origin two:refs/remotes/origin/two" if "origin/" in revision else ""
+        )
+    assert caught.value.hint == hint
+    if "git fetch" in hint:
+        git(clone, *hint.partition("git ")[2].split())
+        git(clone, "rev-parse", "--verify", "origin/two~1" if "origin" in revision else "HEAD")
 
 
 @pytest.mark.parametrize("revision", ["HEAD", "main", "tag", "HEAD~0", "@"])
