@@ -126,7 +126,9 @@ class Checked:
             if report.trouble is not None and not told:
                 yield f"{report.model}: not told[{report.trouble.code}]: {one_line(report.trouble.message)}"
                 yield from [f"  hint: {one_line(report.trouble.hint)}"] if report.trouble.hint else []
-        if self.base is not None and not self.models:
+        if not (self.models or self.unchanged or self.removed):
+            yield f"{shown_path(self.registry)}: has no models of its own, so nothing was checked"
+        elif self.base is not None and not self.models:
             yield f"nothing to check: {counted(len(self.unchanged), 'entry')} as at {self.base}"
         if self.removed:
             yield f"removed: {some(self.removed)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from overlay.cli._options import FILE, Common, common_options
-from overlay.errors import CheckFailed, InvalidRegistry, InvalidUsage, NotHere, TryAgain
+from overlay.errors import CheckFailed, InvalidRegistry, NotHere, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,9 @@ Form = Literal["text", "json", "github"]
 @click.option("--base", metavar="REV", help="Check only what changed since this git revision.")
 @click.option("--against", type=FILE, help="Check only what differs from this registry file and the lock beside it.")
 @click.option("--same", metavar="REPO", help="Compare MODEL..., here paths of REPO, at two revisions instead.")
-@click.option("--revision", "revisions", metavar="A B", nargs=2, help="The two revisions for --same.")
+@click.option(
+    "--revision", "revisions", metavar="A B", nargs=2, help="The two commits for --same: their first digits, or main."
+)
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "never"]),
@@ -68,10 +70,14 @@ def check(
     whether they are the same at both commits, by digests alone.
     """
     form = form or ("json" if common.output.json else "github" if _in_workflow() else "text")
-    if bool(same) != bool(revisions) or (same and (base or against)) or (base is not None and against is not None):
-        raise click.UsageError(
-            "--base and --against exclude each other; --same goes with --revision A B, and with neither of them"
-        )
+    if base is not None and against is not None:
+        raise click.UsageError("--base and --against exclude each other")
+    if same and not revisions:
+        raise click.UsageError("--same needs the two commits as well: --revision A B")
+    if revisions and not same:
+        raise click.UsageError("--revision needs the repo as well: --same REPO")
+    if same and (base is not None or against is not None):
+        raise click.UsageError("--same compares a repo and no registry: leave out --base and --against")
     if same and revisions:
         _check_same(common, same, revisions, models, form)
     else:
@@ -189,19 +195,15 @@ def _check_same(common: Common, repo: str, revisions: tuple[str, str], paths: Se
     from overlay.cli._check import Same, print_same
     from overlay.contract.same import compare_paths
     from overlay.hub import Traffic
-    from overlay.registry import COMMIT, Pin
+    from overlay.hub.history import Histories
+    from overlay.registry import Pin
 
-    for revision in revisions:
-        if not COMMIT.fullmatch(revision):
-            raise InvalidUsage(
-                f"{revision!r} is no commit; expected 40 lower-case hex digits",
-                code="not-a-commit",
-                hint=f"git ls-remote https://huggingface.co/{repo}",
-            )
     traffic = Traffic()
-    one, other = (_open(common, Pin(repo, revision), traffic) for revision in revisions)
+    histories = Histories(common.hub, common.offline, traffic)
+    commits = histories.full_commit(repo, revisions[0]), histories.full_commit(repo, revisions[1])
+    one, other = (_open(common, Pin(repo, commit), traffic) for commit in commits)
     found = compare_paths(one, other, paths)
     equal = all(path.result == "equal" for path in found)
-    print_same(common.output, Same(repo, revisions, equal, found, traffic.nbytes), form)
+    print_same(common.output, Same(repo, commits, equal, found, traffic.nbytes), form)
     if not equal:
         raise click.exceptions.Exit(CheckFailed.exit_status)
