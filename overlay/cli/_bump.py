@@ -27,7 +27,17 @@ from overlay.formats.wording import format_bytes
 from overlay.planning.location import overlay_identity
 from overlay.registry.edit import NewPin, set_pins
 from overlay.registry.load import own_models, project_registry
-from overlay.upkeep.search import Pair, moved_to, pins_of, search, without_lock
+from overlay.upkeep.search import (
+    Pair,
+    check_pinned,
+    moved_to,
+    pins_of,
+    reason_of,
+    right_fingerprint,
+    search,
+    standing,
+    without_lock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,12 +49,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Bumped", "BumpedModel", "MovedPin", "run_bump"]
 
-Result = Literal["bumped", "would-bump", "current", "stays", "refused", "unknown"]
+Result = Literal["bumped", "would-bump", "current", "stays", "broken", "refused", "unknown"]
 _ROLES: dict[Result, Role] = {
     "bumped": "good",
     "would-bump": "good",
     "current": "dim",
     "stays": "warn",
+    "broken": "bad",
     "refused": "bad",
 }
 
@@ -69,18 +80,23 @@ class BumpedModel:
     """One model.
 
     Attributes:
-        result: ``current``: at the heads, or at the commits that were named. ``stays``: nothing newer holds.
-            ``refused``: the contract is broken at the commits that were named. ``unknown``: it could not be told.
-        pins: Those that move.
-        reason: Why it stays; null otherwise.
-        check: Of the new pins against the old ones; null where there are none.
+        result: ``current``: at the heads, or at the commits that were named, and those hold. ``stays``: nothing newer
+            holds, and the pins do. ``broken``: neither do the pins, nor anything older. ``refused``: the contract is
+            broken at the commits that were named. ``unknown``: it could not be told.
+        pins: Those that move; none where only the fingerprint is corrected.
+        fingerprint: That of the overlay's files, where the registry has another one for the pin; null otherwise.
+        reason: Why it stays, or what is wrong with the pins; null otherwise.
+        pinned: The check of the pins as they stand; null where it could not be told.
+        check: Of the new pins against the old ones, or of the heads where it stays; null where there are none.
         trouble: Why something could not be told.
     """
 
     model: str
     result: Result
     pins: tuple[MovedPin, ...] = ()
+    fingerprint: str | None = None
     reason: str | None = None
+    pinned: CheckedModel | None = None
     check: CheckedModel | None = None
     trouble: ErrorReport | None = None
 
@@ -103,10 +119,11 @@ class Bumped:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of a model; the new pins where there are any."""
+    """What became of a model; the new pins where there are any: the old ones where only the fingerprint is wrong."""
 
     resolution: Resolution
     result: Result
+    pinned: Report | None = None
     pair: Pair | None = None
     report: Report | None = None
     reason: str | None = None
@@ -146,7 +163,7 @@ def run_bump(
     common.output.result(document, lambda: _text(document, outcomes))
     if error := next((outcome.error for outcome in outcomes if outcome.error), None):
         raise click.exceptions.Exit(error.exit_status)
-    if any(outcome.result == "refused" for outcome in outcomes):
+    if any(outcome.result in ("broken", "refused") for outcome in outcomes):
         raise click.exceptions.Exit(CheckFailed.exit_status)
 
 
@@ -160,14 +177,23 @@ def _outcome(resolution: Resolution, repos: Repos, source_to: str | None, overla
 
 
 def _to_newest(resolution: Resolution, repos: Repos) -> _Outcome:
-    found = search(resolution, repos)
+    pinned = check_pinned(resolution, repos)
+    found = search(resolution, repos, pinned)
+    is_broken = standing(pinned) == "failed"
+    broken = f"the pins do not hold: {reason_of(pinned)}"
     if found.pair is not None:
-        return _Outcome(resolution, "would-bump", found.pair, found.report)
-    if found.newest is None:
-        return _Outcome(resolution, "current")
+        reason = broken if is_broken else None
+        return _Outcome(resolution, "would-bump", pinned, found.pair, found.report, reason)
     limit = "" if found.is_whole else ", not all there are"
-    reason = f"no newer pair of commits holds ({found.pairs} looked at{limit}); at the heads: {found.reason}"
-    return _Outcome(resolution, "stays", report=found.newest, reason=reason)
+    looked = f"no {'other' if is_broken else 'newer'} pair of commits holds ({found.pairs} looked at{limit})"
+    heads = f"; at the heads: {found.reason}" if found.newest else ""
+    if is_broken:
+        return _Outcome(resolution, "broken", pinned, report=found.newest, reason=f"{broken}; {looked}{heads}")
+    if right_fingerprint(pinned):
+        return _Outcome(resolution, "would-bump", pinned, pins_of(resolution.entry))
+    if found.newest is None:
+        return _Outcome(resolution, "current", pinned)
+    return _Outcome(resolution, "stays", pinned, report=found.newest, reason=f"{looked}{heads}")
 
 
 def _to_target(resolution: Resolution, repos: Repos, source_to: str | None, overlay_to: str | None) -> _Outcome:
@@ -176,13 +202,16 @@ def _to_target(resolution: Resolution, repos: Repos, source_to: str | None, over
         usage(f"--overlay-to: {entry.model} has no overlay", "bump")
     source = full(entry.source.repo, source_to) if source_to else entry.source.revision
     overlay = full(entry.overlay.repo, overlay_to) if overlay_to and entry.overlay else pins_of(entry).overlay
-    pair = Pair(source, overlay)
-    if pair == pins_of(entry):
-        return _Outcome(resolution, "current")
-    before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
+    pair, pinned = Pair(source, overlay), check_pinned(resolution, repos)
+    stays = pair == pins_of(entry)
+    if stays and standing(pinned) == "passed":
+        result: Result = "would-bump" if right_fingerprint(pinned) else "current"
+        return _Outcome(resolution, result, pinned, pair)
+    before = (resolution, None) if all(pin.revision for pin in entry.pins) and not stays else None
     report = without_lock(check_model(moved_to(resolution, pair), repos.inventory, before=before))
-    result: Result = "would-bump" if report.status == "passed" else "refused"
-    return _Outcome(resolution, result, pair, report, error=None if report.status == "failed" else report.trouble)
+    result = "would-bump" if report.status == "passed" else "refused"
+    error = None if report.status == "failed" else report.trouble
+    return _Outcome(resolution, result, pinned, pair, report, error=error)
 
 
 def _write(registry: Registry, moving: Sequence[_Outcome], repos: Repos) -> None:
@@ -198,15 +227,25 @@ def _write(registry: Registry, moving: Sequence[_Outcome], repos: Repos) -> None
 
 
 def _new_pins(outcome: _Outcome, repos: Repos) -> dict[str, NewPin]:
-    """By section, with what is to be known of the overlay's files."""
+    """By section, with what the registry says of the overlay's files: a fingerprint only where it has one."""
     pins: dict[str, NewPin] = {moved.role: NewPin(moved.after) for moved in _moved(outcome)}
-    if "overlay" in pins and outcome.pair is not None:
+    if outcome.pair is not None and ("overlay" in pins or _fingerprint(outcome) is not None):
         at = moved_to(outcome.resolution, outcome.pair)
         overlay = repos.inventory(at).overlay
         if overlay is not None:
             known = overlay_identity(at.entry, overlay, read_manifest(overlay))
-            pins["overlay"] = NewPin(overlay.revision, known.overlay_fingerprint, known.materializer_version)
+            has_one = outcome.resolution.entry.overlay_fingerprint is not None
+            fingerprint = known.overlay_fingerprint if has_one else None
+            pins["overlay"] = NewPin(overlay.revision, fingerprint, known.materializer_version)
     return pins
+
+
+def _fingerprint(outcome: _Outcome) -> str | None:
+    """The right fingerprint of the overlay that is pinned, where the entry has a wrong one and the pin stays."""
+    entry, pair = outcome.resolution.entry, outcome.pair
+    if outcome.pinned is None or pair is None or pair.overlay != pins_of(entry).overlay:
+        return None
+    return right_fingerprint(outcome.pinned)
 
 
 def _moved(outcome: _Outcome) -> tuple[MovedPin, ...]:
@@ -227,7 +266,9 @@ def _model(outcome: _Outcome) -> BumpedModel:
         model=outcome.resolution.model,
         result=outcome.result,
         pins=_moved(outcome),
+        fingerprint=_fingerprint(outcome),
         reason=outcome.reason,
+        pinned=checked_model(outcome.pinned) if outcome.pinned else None,
         check=checked_model(outcome.report) if outcome.report else None,
         trouble=reported(outcome.error) if outcome.error else None,
     )
@@ -238,9 +279,11 @@ def _text(document: Bumped, outcomes: Sequence[_Outcome]) -> Iterator[str]:
         yield f"{style(model.model, 'strong')}  {style(model.result, _ROLES.get(model.result, 'warn'))}"
         moves = [(pin, pin.before[:12] if pin.before else "floating") for pin in model.pins]
         yield from columns([[pin.role, pin.repo, f"{before} → {pin.after[:12]}"] for pin, before in moves])
+        if model.fingerprint:
+            yield f"  the overlay's fingerprint is {model.fingerprint[:12]}, the registry has another one"
         if model.reason:
             yield f"  {model.reason}"
-        elif outcome.report is not None:
+        if outcome.report is not None and model.result not in ("stays", "broken"):
             yield from (f"  {line}" for line in report_text(outcome.report))
             if outcome.report.cost is not None:
                 yield f"  cost  {outcome.report.cost} ({outcome.report.compared} compared)"

@@ -15,9 +15,10 @@ from overlay.formats.wording import counted, format_bytes
 from overlay.registry import load_registry
 from overlay.registry.load import own_models
 from overlay.upkeep.outlook import outdated as look
+from overlay.upkeep.search import Pair, standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from overlay.cli._options import Common
     from overlay.upkeep.outlook import Outlook, RepoState
@@ -28,7 +29,7 @@ _ADVICE: dict[str, tuple[str, Role]] = {
     "current": ("at the heads", "good"),
     "bump": ("bump", "warn"),
     "stay": ("stay on the pins: safe", "warn"),
-    "repair": ("the pins do not hold, and nothing newer does", "bad"),
+    "repair": ("repair: the pins do not hold", "bad"),
     "unknown": ("not told", "warn"),
 }
 _SHOWN = 20
@@ -68,10 +69,13 @@ class OutdatedModel:
 
     Attributes:
         advice: ``current``: source and overlay are at their heads. ``bump``: by ``command``. ``stay``: nothing newer
-            holds, and the pins do. ``repair``: neither does. ``unknown``: it could not be told.
-        attention: Whether somebody should do or decide something.
+            holds, and the pins do. ``repair``: the pins do not hold, or the fingerprint beside them is wrong: by
+            ``command``, where there is a way. ``unknown``: it could not be told.
+        attention: Whether somebody should do or decide something, which ``--exit-code`` makes status 1: ``bump``,
+            ``repair``, and ``stay`` where the heads are broken.
         reason: Why the heads do not hold; null where they do or are not known.
-        command: The command that follows the advice; null where there is none.
+        pair: The newest commits that hold; null where none were found. Null in it: there is no overlay.
+        command: The command that follows the advice, with all digits; null where there is none.
         pinned: The check of the pins.
         heads: The check of the heads of source and overlay, against the pins; null where those are the pins.
         pairs: Pairs of commits that were looked at for a newer one.
@@ -82,6 +86,7 @@ class OutdatedModel:
     advice: Literal["current", "bump", "stay", "repair", "unknown"]
     attention: bool
     reason: str | None
+    pair: Pair | None
     command: str | None
     repos: tuple[MovedRepo, ...]
     pinned: CheckedModel
@@ -103,12 +108,13 @@ def run_outdated(common: Common, models: Sequence[str], *, exit_code: bool) -> N
     """What the command does."""
     registry, repos = load_registry(common.registry), upstream(common)
     outlooks = [look(resolution_of(model, registry), repos) for model in models or own_models(registry)]
+    short = {outlook.model: common.command("bump", outlook.model) for outlook in outlooks}
     document = Outdated(
         registry=registry.path,
         models=tuple(_model(common, outlook) for outlook in outlooks),
         bytes_fetched=repos.histories.traffic.nbytes,
     )
-    common.output.result(document, lambda: _text(document))
+    common.output.result(document, lambda: _text(document, short))
     if trouble := next((outlook.trouble for outlook in outlooks if outlook.trouble), None):
         raise click.exceptions.Exit(trouble.exit_status)
     if exit_code and any(model.attention for model in document.models):
@@ -116,18 +122,23 @@ def run_outdated(common: Common, models: Sequence[str], *, exit_code: bool) -> N
 
 
 def _model(common: Common, outlook: Outlook) -> OutdatedModel:
-    found, command = outlook.search, None
-    if found is not None and found.pair is not None:
-        command = common.command("bump", outlook.model, *_targets(outlook.repos, found.pair.source, found.pair.overlay))
+    found, pinned = outlook.search, outlook.pinned
+    pair, command = found.pair if found else None, None
+    if pair is not None:
+        command = common.command("bump", outlook.model, *_targets(outlook.repos, pair.source, pair.overlay))
+    elif outlook.advice == "repair" and standing(pinned) == "passed":  # but for the fingerprint
+        command = common.command("bump", outlook.model)
     reason = found.reason if found and found.newest and found.newest.status != "passed" else None
+    is_broken_ahead = bool(found and found.newest and found.newest.status == "failed")
     return OutdatedModel(
         model=outlook.model,
         advice=outlook.advice,
-        attention=outlook.advice in ("bump", "stay", "repair"),
+        attention=outlook.advice in ("bump", "repair") or (outlook.advice == "stay" and is_broken_ahead),
         reason=reason,
+        pair=pair,
         command=command,
         repos=tuple(_repo(state) for state in outlook.repos),
-        pinned=checked_model(outlook.pinned),
+        pinned=checked_model(pinned),
         heads=checked_model(found.newest) if found and found.newest else None,
         pairs=found.pairs if found else 0,
         trouble=reported(outlook.trouble) if outlook.trouble else None,
@@ -157,18 +168,21 @@ def _repo(state: RepoState) -> MovedRepo:
     )
 
 
-def _text(document: Outdated) -> Iterator[str]:
+def _text(document: Outdated, short: Mapping[str, str]) -> Iterator[str]:
+    """What people read; the short commands do the same as those of the document, as long as nothing moves again."""
     for model in document.models:
-        yield from _model_text(model)
+        yield from _model_text(model, short[model.model])
     if not document.models:
         yield f"{document.registry}: has no models of its own"
     yield f"{format_bytes(document.bytes_fetched)} fetched"
 
 
-def _model_text(model: OutdatedModel) -> Iterator[str]:
+def _model_text(model: OutdatedModel, short: str) -> Iterator[str]:
     words, role = _ADVICE[model.advice]
+    if {finding.code for finding in model.pinned.findings if finding.severity == "error"} == {"fingerprint-differs"}:
+        words = "repair: the fingerprint is of other files"
     yield f"{style(model.model, 'strong')}  {style(words, role)}"
-    yield from columns([[repo.role, repo.repo, _moved(repo)] for repo in model.repos])
+    yield from columns([[repo.role, repo.repo, _moved(repo, model)] for repo in model.repos])
     for repo in model.repos:
         yield from (f"    {line}" for line in _files(repo))
     for where, check in (("pins", model.pinned), ("heads", model.heads)):
@@ -176,15 +190,23 @@ def _model_text(model: OutdatedModel) -> Iterator[str]:
         yield from (f"  at the {where}: {finding.code}: {finding.message}" for finding in errors)
     if model.trouble is not None:
         yield from trouble_text(model.trouble)
+    if model.pair is not None:
+        overlay = f", overlay {_short(model.pair.overlay)}" if model.pair.overlay else ""
+        yield f"  newest that hold: source {_short(model.pair.source)}{overlay}"
     if model.command:
-        yield f"  advice: {model.command}"
+        yield f"  advice: {short}"
     elif model.advice == "stay":
         yield f"  advice: stay; no newer pair of commits holds ({model.pairs} looked at), but the pins do"
+    elif model.advice == "repair":
+        yield f"  advice: none; no other pair of commits holds ({model.pairs} looked at)"
 
 
-def _moved(repo: MovedRepo) -> str:
+def _moved(repo: MovedRepo, model: OutdatedModel) -> str:
     if repo.head is None:
-        return f"{_short(repo.pinned)}, head not told: {repo.why}"
+        why = f": {repo.why}" if model.trouble is None else ""  # else the trouble is said for all of them
+        return f"{_short(repo.pinned)}, head not told{why}"
+    if any(finding.code == "vanished" and finding.data.get("repo") == repo.repo for finding in model.pinned.findings):
+        return f"{_short(repo.pinned)}, vanished → {_short(repo.head)}"
     if repo.pinned == repo.head:
         return f"{_short(repo.head)}, the head"
     # A forced push, a folder without a history, or a pin from long ago.

@@ -42,9 +42,9 @@ class NewPin:
     Attributes:
         revision: 40 hex digits.
         fingerprint: Of an overlay's metadata files at that commit: replaces the one that stands there, and is written
-            where the whole section is. None takes out the one that stands there.
+            where the whole section is, or nothing but it is new. None takes out the one that stands there.
         materializer_version: Of an overlay's manifest at that commit: replaces the one that stands there, and is
-            written if it is not the one that is meant where none stands.
+            written beside a fingerprint if it is not the one that is meant where none stands.
     """
 
     revision: str
@@ -78,26 +78,7 @@ def set_pins(content: bytes, file: str, model: str, pins: Mapping[str, NewPin]) 
             expected["models"][model][name] = _fields(pin)
             text.append(path[:-1], {name: _fields(pin)})
             continue
-        if "floating" in section:
-            text.replace((*path, "floating"), pin.revision, key="revision")
-            section.pop("floating")
-        elif "revision" in section:
-            text.replace((*path, "revision"), pin.revision)
-        else:
-            text.append(path, {"revision": pin.revision})
-        section["revision"] = pin.revision
-        if "fingerprint" in section and pin.fingerprint is None:
-            text.remove((*path, "fingerprint"))
-            section.pop("fingerprint")
-        elif "fingerprint" in section and pin.fingerprint is not None:
-            text.replace((*path, "fingerprint"), pin.fingerprint)
-            section["fingerprint"] = pin.fingerprint
-        if "materializer_version" in section:
-            text.replace((*path, "materializer_version"), pin.materializer_version)
-            section["materializer_version"] = pin.materializer_version
-        elif pin.materializer_version != DEFAULT_MATERIALIZER_VERSION:
-            text.append(path, {"materializer_version": pin.materializer_version})
-            section["materializer_version"] = pin.materializer_version
+        _set_pin(text, path, section, pin)
     return text.result(expected)
 
 
@@ -121,13 +102,45 @@ def add_entry(content: bytes, file: str, model: str, entry: Mapping[str, Any]) -
     return text.result(expected)
 
 
+def _set_pin(text: _Text, path: tuple[str, ...], section: dict[str, str], pin: NewPin) -> None:
+    """Change a section in the text and, likewise, what the text is to hold afterwards."""
+    is_same = section.get("revision") == pin.revision
+    if "floating" in section:
+        text.replace((*path, "floating"), pin.revision, key="revision")
+        section.pop("floating")
+    elif "revision" in section:
+        text.replace((*path, "revision"), pin.revision)
+    else:
+        text.append(path, {"revision": pin.revision})
+    section["revision"] = pin.revision
+    if "fingerprint" in section and pin.fingerprint is None:
+        text.remove((*path, "fingerprint"))
+        section.pop("fingerprint")
+    elif "fingerprint" in section and pin.fingerprint is not None:
+        text.replace((*path, "fingerprint"), pin.fingerprint)
+        section["fingerprint"] = pin.fingerprint
+    elif pin.fingerprint is not None and is_same:  # one that another registry says below is wrong
+        text.append(path, {"fingerprint": pin.fingerprint})
+        section["fingerprint"] = pin.fingerprint
+    if "materializer_version" in section:
+        text.replace((*path, "materializer_version"), pin.materializer_version)
+        section["materializer_version"] = pin.materializer_version
+    elif _says_version(pin):
+        text.append(path, {"materializer_version": pin.materializer_version})
+        section["materializer_version"] = pin.materializer_version
+
+
 def _fields(pin: NewPin) -> dict[str, str]:
     fields = {"revision": pin.revision}
     if pin.fingerprint:
         fields["fingerprint"] = pin.fingerprint
-    if pin.materializer_version != DEFAULT_MATERIALIZER_VERSION:
+    if _says_version(pin):
         fields["materializer_version"] = pin.materializer_version
     return fields
+
+
+def _says_version(pin: NewPin) -> bool:
+    return pin.fingerprint is not None and pin.materializer_version != DEFAULT_MATERIALIZER_VERSION
 
 
 class _Text:

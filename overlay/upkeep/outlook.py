@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from overlay.contract.check import Report, check_model
 from overlay.contract.subject import Subject
 from overlay.errors import OverlayError
 from overlay.upkeep.file_changes import UNCHANGED, Changes, changes, needed_files
-from overlay.upkeep.search import Pair, Search, moved_to, repinned, search, without_lock
+from overlay.upkeep.search import Pair, Search, check_pinned, moved_to, repinned, search, standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from overlay.contract.check import Report
     from overlay.registry import Entry, Pin, Resolution
     from overlay.upkeep.repos import Repos
 
@@ -56,8 +56,8 @@ class Outlook:
 
     Attributes:
         advice: ``current``: source and overlay are at their heads. ``bump``: to ``search.pair``. ``stay``: nothing
-            newer holds, and the pins do. ``repair``: nothing newer holds, and neither do the pins. ``unknown``: it
-            could not be told.
+            newer holds, and the pins do. ``repair``: the pins do not hold, or the fingerprint beside them is wrong; go
+            to ``search.pair`` where there is one. ``unknown``: it could not be told.
         pinned: Report of the pins.
         trouble: Why something could not be told, where trying again may help.
     """
@@ -77,7 +77,7 @@ def outdated(resolution: Resolution, repos: Repos) -> Outlook:
         repos: Opens them.
     """
     entry = resolution.entry
-    pinned = without_lock(check_model(resolution, repos.inventory))
+    pinned = check_pinned(resolution, repos)
     states, trouble = [], pinned.trouble
     for pin, role in _roles(entry):
         try:
@@ -90,17 +90,21 @@ def outdated(resolution: Resolution, repos: Repos) -> Outlook:
             states.append(RepoState(pin.repo, role, pin.revision, None, why=error.message))
     found: Search | None = None
     try:
-        if any(state.moved and state.role != "need" for state in states):
-            found = search(resolution, repos)
-        states = _with_changes(resolution, states, repos)
+        if standing(pinned) == "failed" or any(state.moved and state.role != "need" for state in states):
+            found = search(resolution, repos, pinned)
     except OverlayError as error:
         trouble = trouble or error
+    try:
+        states = _with_changes(resolution, states, repos)
+    except OverlayError as error:
+        is_gone = any(finding.code == "vanished" for finding in pinned.findings)  # which is all there is to say
+        trouble = trouble or (None if is_gone else error)
     return Outlook(entry.model, _advice(states, pinned, found, trouble), tuple(states), pinned, found, trouble)
 
 
 def _advice(states: Sequence[RepoState], pinned: Report, found: Search | None, trouble: OverlayError | None) -> Advice:
     if found is not None and found.pair is not None:
-        return "bump"
+        return "repair" if pinned.status == "failed" else "bump"
     if trouble is not None or any(state.head is None and state.role != "need" for state in states):
         return "unknown"
     if pinned.status != "passed":

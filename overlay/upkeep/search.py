@@ -12,16 +12,31 @@ from overlay.errors import OverlayError, TryAgain
 from overlay.formats.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from overlay.contract.check import Status
     from overlay.registry import Entry, Pin, Resolution
     from overlay.upkeep.repos import Repos
 
-__all__ = ["Pair", "Search", "moved_to", "pins_of", "reason_of", "repinned", "search", "without_lock"]
+__all__ = [
+    "Pair",
+    "Search",
+    "check_pinned",
+    "moved_to",
+    "pins_of",
+    "reason_of",
+    "repinned",
+    "right_fingerprint",
+    "search",
+    "standing",
+    "without_lock",
+]
 
 MOST_COMMITS = 20
 """Commits of a repo that a search goes back."""
 
 MOST_CHECKS = 40
 """Pairs whose contract a search checks; those that a listing alone rules out are not among them."""
+
+_FINGERPRINT = "fingerprint-differs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +49,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search for a newer pair came to.
+    """What a search for another pair came to.
 
     Attributes:
-        pair: The newest one whose contract holds; None where none of those looked at does.
+        pair: The newest one but the pins whose contract holds; None where none of those looked at does.
         report: Of that pair, against the pins.
         newest: Of the heads; None where the pins are the heads.
         pairs: How many were looked at, ruled out by listings included.
-        is_whole: Whether those were all between pins and heads.
+        is_whole: Whether those were all between pins and heads, or all there are where the pins do not hold.
     """
 
     pair: Pair | None
@@ -57,32 +72,55 @@ class Search:
 
 
 def moved_to(resolution: Resolution, pair: Pair) -> Resolution:
-    """The same model with other commits of source and overlay; what was known of the old overlay's files is left out.
+    """The same model with other commits of source and overlay, and no fingerprint: that is written as it is found.
 
     A None in the pair leaves that pin alone.
     """
     entry = resolution.entry
     source, overlay = repinned(entry.source, pair.source), entry.overlay and repinned(entry.overlay, pair.overlay)
-    fingerprint = entry.overlay_fingerprint if overlay == entry.overlay else None
-    moved = replace(entry, source=source, overlay=overlay, overlay_fingerprint=fingerprint)
+    moved = replace(entry, source=source, overlay=overlay, overlay_fingerprint=None)
     return replace(resolution, entry=moved, notes=())
 
 
-def search(resolution: Resolution, repos: Repos) -> Search:
+def check_pinned(resolution: Resolution, repos: Repos) -> Report:
+    """Check a model as it is pinned."""
+    return without_lock(check_model(resolution, repos.inventory))
+
+
+def standing(pinned: Report) -> Status:
+    """Whether the pinned commits hold. A wrong fingerprint beside them is no fault of theirs."""
+    errors = {finding.code for finding in pinned.findings if finding.severity == "error"}
+    if errors != {_FINGERPRINT}:
+        return pinned.status
+    return "unknown" if pinned.trouble else "passed"
+
+
+def right_fingerprint(pinned: Report) -> str | None:
+    """The fingerprint that the overlay's files have, where the registry says another one."""
+    found = (finding.data["fingerprint"] for finding in pinned.findings if finding.code == _FINGERPRINT)
+    return next(found, None)
+
+
+def search(resolution: Resolution, repos: Repos, pinned: Report) -> Search:
     """Go back from the heads for the newest pair whose contract holds; needs stay at their pins.
 
-    Pairs are tried by how many commits they are behind the heads, both together; never older than the pins.
+    Pairs are tried by how many commits they are behind the heads, both together. None is older than the pins, unless
+    those do not hold: then the search goes on past them.
 
     Args:
         repos: Opens them.
+        pinned: What the check of the pins found.
 
     Raises:
         TryAgain: It cannot be told now.
         OverlayError: As ``Histories.commits``.
     """
-    entry, pins = resolution.entry, pins_of(resolution.entry)
-    sources, all_sources = _candidates(entry.source, repos)
-    overlays, all_overlays = _candidates(entry.overlay, repos) if entry.overlay else ((None,), True)
+    if isinstance(pinned.trouble, TryAgain):
+        raise pinned.trouble
+    entry, pins, past = resolution.entry, pins_of(resolution.entry), standing(pinned) == "failed"
+    sources, all_sources = _candidates(entry.source, repos, past=past)
+    overlays, all_overlays = _candidates(entry.overlay, repos, past=past) if entry.overlay else ((None,), True)
+    heads, is_whole = Pair(sources[0], overlays[0]), all_sources and all_overlays
     places = sorted(product(range(len(sources)), range(len(overlays))), key=lambda place: (sum(place), place))
     pairs = [pair for i, j in places if (pair := Pair(sources[i], overlays[j])) != pins]
     before = (resolution, None) if all(pin.revision for pin in entry.pins) else None
@@ -91,18 +129,18 @@ def search(resolution: Resolution, repos: Repos) -> Search:
     for number, pair in enumerate(pairs):
         moved = moved_to(resolution, pair)
         # The heads are checked in any case: what is found there is the reason for whatever is advised.
-        if newest is not None and _is_ruled_out(moved, repos):
+        if pair != heads and _is_ruled_out(moved, repos):
             continue
         if checked == MOST_CHECKS:
             return Search(None, None, newest, number, is_whole=False)
         checked += 1
         report = without_lock(check_model(moved, repos.inventory, before=before))
-        newest = newest or report
+        newest = report if pair == heads else newest
         if isinstance(report.trouble, TryAgain):
             raise report.trouble
         if report.status == "passed":
-            return Search(pair, report, newest, number + 1, is_whole=all_sources and all_overlays)
-    return Search(None, None, newest, len(pairs), is_whole=all_sources and all_overlays)
+            return Search(pair, report, newest, number + 1, is_whole=is_whole)
+    return Search(None, None, newest, len(pairs), is_whole=is_whole)
 
 
 def pins_of(entry: Entry) -> Pair:
@@ -118,7 +156,7 @@ def without_lock(report: Report) -> Report:
 
 def reason_of(report: Report) -> str:
     """Why a contract does not hold, or cannot be told to, in one sentence: the first error, else what comes first."""
-    errors = [finding for finding in report.findings if finding.severity == "error"]
+    errors = [finding for finding in report.findings if finding.severity == "error" and finding.code != _FINGERPRINT]
     for finding in errors or report.findings:
         return f"{finding.code}: {finding.message}"
     return report.trouble.message if report.trouble else report.status
@@ -129,21 +167,24 @@ def repinned(pin: Pin, commit: str | None) -> Pin:
     return pin if commit in (None, pin.revision) else replace(pin, revision=commit, floating=None)
 
 
-def _candidates(pin: Pin, repos: Repos) -> tuple[tuple[str | None, ...], bool]:
-    """Commits from the head back to the pin, newest first, and whether that is all of them."""
+def _candidates(pin: Pin, repos: Repos, *, past: bool) -> tuple[tuple[str | None, ...], bool]:
+    """Commits from the head back to the pin, or past it, newest first; and whether that is all of them."""
     histories = repos.histories
     head = histories.head(pin.repo)
-    if head == pin.revision:
+    if head == pin.revision and not past:
         return (head,), True
-    commits = list(islice(histories.commits(pin.repo), MOST_COMMITS + 1))
+    commits: list[str | None] = list(islice(histories.commits(pin.repo), MOST_COMMITS + 1))
+    newest, is_whole = commits[:MOST_COMMITS], len(commits) <= MOST_COMMITS and repos.hub is None
+    if pin.revision is None:
+        return tuple(newest), is_whole
+    if past:
+        return tuple(dict.fromkeys([*newest, pin.revision])), is_whole
     if pin.revision in commits:
         return tuple(commits[: commits.index(pin.revision) + 1]), True
-    if pin.revision is None:
-        return tuple(commits[:MOST_COMMITS]), len(commits) <= MOST_COMMITS
     if histories.behind(pin.repo, pin.revision) is None:
         # No part of the history (it was rewritten, or a folder has none): then of the others nobody knows the age.
         return (head, pin.revision), False
-    return (*commits[:MOST_COMMITS], pin.revision), False
+    return (*newest, pin.revision), False
 
 
 def _is_ruled_out(moved: Resolution, repos: Repos) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +72,19 @@ def test_outdated_says_that_staying_is_safe(locked: Upstream, capsys: pytest.Cap
 
 
 def test_outdated_advises_the_pair(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """The advice is a command with all forty digits, and it does what it says."""
+    """The short command that is advised, and the one with all forty digits in the document, go to the pair shown."""
     locked.commit_source("Rename", renamed=True)
     locked.commit_overlay("Ask for the new name", spec=SPEC)
 
     out = said(capsys, "outdated")
+    [model] = json.loads(said(capsys, "outdated", "--json"))["models"]
 
-    [line] = [line.strip() for line in out.splitlines() if "advice:" in line]
-    command = line.removeprefix("advice: ")
-    assert command == (f"overlay bump {MODEL} --source-to {locked.now.source} --overlay-to {locked.now.overlay}")
+    assert f"  newest that hold: source {locked.now.source[:12]}, overlay {locked.now.overlay[:12]}\n" in out
+    assert f"  advice: overlay bump {MODEL}\n" in out
+    assert model["pair"] == {"source": locked.now.source, "overlay": locked.now.overlay}
+    command = model["command"]
+    assert command == f"overlay bump {MODEL} --source-to {locked.now.source} --overlay-to {locked.now.overlay}"
+    assert "would-bump" in said(capsys, "bump", MODEL, "--dry-run")
     said(capsys, *command.split()[1:])
     assert pins(locked) == (locked.now.source, locked.now.overlay)
     assert "at the heads" in said(capsys, "outdated", "--exit-code")
@@ -128,6 +134,27 @@ def test_outdated_could_not_tell(locked: Upstream, document: Callable[..., dict[
 
     assert model["advice"] == "unknown"
     assert model["trouble"]["status"] == 5
+
+
+def test_outdated_says_trouble_once(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Why nothing can be told is said once a model, however many of its repos it keeps from being asked."""
+    out = said(capsys, "outdated", "--offline", status=3)
+
+    assert out.count("head not told\n") == 3
+    assert out.count("not told[not-cached]: ") == 1
+    assert "this run makes no request" not in out
+
+
+def test_outdated_of_a_pin_that_is_gone(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A commit that the Hub has no more is called so beside its repo, and what is right is one command away."""
+    locked.commit_source("Say more")
+    shutil.rmtree(locked.first.source_folder)
+    del locked.server.content.history[SOURCE_REPO][locked.first.source]
+
+    out = said(capsys, "outdated", "--exit-code", status=1)
+
+    assert f"{locked.first.source[:12]}, vanished → {locked.now.source[:12]}" in out
+    assert f"  advice: overlay bump {MODEL}\n" in out
 
 
 def test_outdated_knows_only_models(locked: Upstream) -> None:
@@ -211,6 +238,116 @@ def test_bump_at_the_heads(locked: Upstream, document: Callable[..., dict[str, A
         found = document("bump", "bump", MODEL, *args)
         assert [model["result"] for model in found["models"]] == ["current"]
         assert found["lock"] is None
+
+
+def test_back_from_a_bump_that_broke(locked: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """Where the pins do not hold, bump says why and goes back past them to what did, as outdated advises."""
+    locked.commit_source("Rename", renamed=True)
+    text = locked.registry.read_text()
+    locked.registry.write_text(text.replace(locked.first.source, locked.now.source))
+
+    [advice] = document("outdated", "outdated", "--exit-code", status=1)["models"]
+    [would] = document("bump", "bump", MODEL, "--dry-run")["models"]
+    [done] = document("bump", "bump", MODEL)["models"]
+
+    assert (advice["advice"], advice["pair"]["source"]) == ("repair", locked.first.source)
+    assert advice["command"] == f"overlay bump {MODEL} --source-to {locked.first.source}"
+    assert (would["result"], done["result"]) == ("would-bump", "bumped")
+    assert done["reason"].startswith("the pins do not hold: file-renamed: ")
+    assert [pin["after"] for pin in done["pins"]] == [locked.first.source]
+    assert (done["pinned"]["status"], done["check"]["status"]) == ("failed", "passed")
+    assert locked.registry.read_text() == text
+
+
+def test_bump_says_that_the_pins_do_not_hold(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """The text has the reason, where it goes, and afterwards the check passes."""
+    locked.commit_source("Rename", renamed=True)
+    locked.registry.write_text(locked.registry.read_text().replace(locked.first.source, locked.now.source))
+
+    advice = said(capsys, "outdated")
+    out = said(capsys, "bump", MODEL)
+
+    assert "repair: the pins do not hold" in advice
+    assert f"  newest that hold: source {locked.first.source[:12]}, overlay {locked.first.overlay[:12]}\n" in advice
+    assert f"  advice: overlay bump {MODEL}\n" in advice
+    assert "  the pins do not hold: file-renamed: " in out
+    assert f"{locked.now.source[:12]} → {locked.first.source[:12]}" in out
+    said(capsys, "check")
+
+
+def test_nothing_holds(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the pins do not hold and nothing else does, that is broken: said with the reason, and status 1."""
+    locked.commit_source("Rename", renamed=True)
+    locked.server.content.history[SOURCE_REPO] = {locked.now.source: "First"}
+    locked.registry.write_text(locked.registry.read_text().replace(locked.first.source, locked.now.source))
+    before = locked.registry.read_bytes()
+
+    out = said(capsys, "bump", MODEL, status=1)
+    [model] = json.loads(said(capsys, "bump", MODEL, "--json", status=1))["models"]
+    advice = said(capsys, "outdated", "--exit-code", status=1)
+
+    assert f"{MODEL}  broken\n  the pins do not hold: file-renamed: " in out
+    assert "; no other pair of commits holds (0 looked at)" in out
+    assert (model["result"], model["pins"], model["pinned"]["status"]) == ("broken", [], "failed")
+    assert "  advice: none; no other pair of commits holds (0 looked at)\n" in advice
+    assert locked.registry.read_bytes() == before
+
+
+@pytest.mark.parametrize("args", [[], ["--overlay-to", "main"]], ids=["newest", "named"])
+def test_bump_corrects_a_fingerprint(
+    locked: Upstream, args: list[str], document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fingerprint of other files is written anew where the pins stay, and nothing else changes."""
+    text = locked.registry.read_text()
+    right = overlay_fingerprint(locked.first.overlay_folder)
+    locked.registry.write_text(text.replace(right, "0" * 64))
+
+    [advice] = document("outdated", "outdated", "--exit-code", status=1)["models"]
+    shown = said(capsys, "outdated")
+    found = document("bump", "bump", MODEL, *args)
+
+    assert (advice["advice"], advice["command"]) == ("repair", f"overlay bump {MODEL}")
+    assert "repair: the fingerprint is of other files" in shown
+    [model] = found["models"]
+    assert (model["result"], model["pins"], model["fingerprint"]) == ("bumped", [], right)
+    assert found["lock"]
+    assert locked.registry.read_text() == text
+    assert "at the heads" in said(capsys, "outdated", "--exit-code")
+
+
+def test_bump_of_the_source_corrects_a_fingerprint_too(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong fingerprint beside a pin that stays keeps nothing from moving, and is right afterwards."""
+    right = overlay_fingerprint(locked.first.overlay_folder)
+    locked.registry.write_text(locked.registry.read_text().replace(right, "0" * 64))
+    locked.commit_source("Say more")
+
+    out = said(capsys, "bump", MODEL)
+
+    assert f"the overlay's fingerprint is {right[:12]}" in out
+    assert pins(locked) == (locked.now.source, locked.first.overlay)
+    assert locked.resolution().entry.overlay_fingerprint == right
+
+
+def test_bump_adds_no_fingerprint(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """An entry without one, which a bot may keep up, stays without."""
+    fingerprint = f", fingerprint: {overlay_fingerprint(locked.first.overlay_folder)}"
+    text = locked.registry.read_text().replace(locked.first.overlay, locked.commit_overlay("Say more").overlay)
+    assert fingerprint in text
+    locked.registry.write_text(text.replace(fingerprint, ""))
+    before = locked.now.overlay
+    locked.commit_overlay("Say even more")
+
+    said(capsys, "bump", MODEL)
+
+    assert locked.registry.read_text() == text.replace(fingerprint, "").replace(before, locked.now.overlay)
+
+
+def test_stay_named_where_the_pins_do_not_hold(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commits that are pinned are not right because they are named."""
+    locked.commit_source("Rename", renamed=True)
+    locked.registry.write_text(locked.registry.read_text().replace(locked.first.source, locked.now.source))
+
+    assert "error[file-renamed]" in said(capsys, "bump", MODEL, "--source-to", "main", status=1)
 
 
 def test_bump_to_a_broken_target(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:

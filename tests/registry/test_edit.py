@@ -94,17 +94,28 @@ def test_unknown_fingerprint_is_taken_out(before: str, after: str) -> None:
 
 
 def test_version_of_the_script_follows_the_overlay() -> None:
-    """It is replaced where it stands, and added where it is not the usual one; in flow style that is refused."""
+    """It is replaced where it stands, and added to a fingerprint where it is not the usual one; not in flow style."""
     text = registry_text(
         f"  {MODEL}:\n    source: {{revision: {B}}}\n    overlay:\n      repo: a/b\n      revision: {A}\n", RECIPE
     )
     four = text.replace(f"{A}\n", f"{A}\n      materializer_version: v4\n")
+    known = text.replace(f"{A}\n", f"{A}\n      fingerprint: {OLD}\n")
+    known_four = text.replace(f"{A}\n", f"{C}\n      fingerprint: {NEW}\n      materializer_version: v4\n")
 
-    assert edited(text, overlay=NewPin(C, None, "v4")) == four.replace(A, C)
+    assert edited(text, overlay=NewPin(C, None, "v4")) == text.replace(A, C)
+    assert edited(known, overlay=NewPin(C, NEW, "v4")) == known_four
     assert edited(four, overlay=NewPin(C, None, "v1")) == four.replace(A, C).replace("v4", "v1")
     assert edited(text, overlay=NewPin(C)) == text.replace(A, C)
     with pytest.raises(InvalidRegistry, match="flow style"):
-        edited(registry_text(f"  {MODEL}: {{overlay: {{revision: {A}}}}}\n"), overlay=NewPin(C, None, "v4"))
+        edited(registry_text(f"  {MODEL}: {{overlay: {{revision: {A}}}}}\n"), overlay=NewPin(A, NEW))
+
+
+def test_fingerprint_is_added_only_to_the_same_commit() -> None:
+    """Where that of another registry is wrong for a pin that stays; a pin that moves has not got it any more."""
+    text = registry_text(f"  {MODEL}:\n    overlay:\n      repo: a/b\n      revision: {A}\n", RECIPE)
+
+    assert edited(text, overlay=NewPin(A, NEW)) == text.replace(f"{A}\n", f"{A}\n      fingerprint: {NEW}\n")
+    assert edited(text, overlay=NewPin(C, NEW)) == text.replace(A, C)
 
 
 def test_missing_section_is_added_to_an_override() -> None:

@@ -9,14 +9,14 @@ import pytest
 from support.contracts import MODEL
 from support.upstream import CONFIG, SPEC, Upstream, upstream_hub
 
-from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO
+from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO, HubFolder
 from overlay.errors import TryAgain
 from overlay.fingerprint import DigestMemo
 from overlay.hub.history import Histories
 from overlay.upkeep import search as search_module
 from overlay.upkeep.outlook import Outlook, RepoState, outdated
 from overlay.upkeep.repos import Repos
-from overlay.upkeep.search import Pair, search
+from overlay.upkeep.search import Pair, Search, check_pinned, search, standing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,22 @@ def look(world: Upstream) -> Outlook:
     return outdated(world.resolution(), world.repos())
 
 
+def repin(world: Upstream, hub: HubFolder) -> None:
+    """Pin the source alone to a revision, as an edit by hand does."""
+    world.registry.write_text(world.registry.read_text().replace(world.first.source, hub.source))
+
+
 def state(outlook: Outlook, repo: str) -> RepoState:
     return next(found for found in outlook.repos if found.repo == repo)
 
 
+def found_in(world: Upstream) -> Search:
+    resolution, repos = world.resolution(), world.repos()
+    return search(resolution, repos, check_pinned(resolution, repos))
+
+
 def pair_of(world: Upstream) -> Pair | None:
-    return search(world.resolution(), world.repos()).pair
+    return found_in(world).pair
 
 
 def test_nothing_moved(world: Upstream) -> None:
@@ -116,17 +126,70 @@ def test_fewest_commits_behind_both_heads(world: Upstream) -> None:
 
 
 def test_never_older_than_the_pins(world: Upstream) -> None:
-    """What was right before the pins is no way out."""
+    """Where the pins hold, what is older is no way to go."""
+    repin(world, world.commit_source("Say more"))
     world.commit_source("Rename", renamed=True)
-    world.registry.write_text(world.registry.read_text().replace(world.first.source, world.now.source))
-    world.commit_source("Say more")
+
+    outlook = look(world)
+
+    assert outlook.advice == "stay"
+    assert outlook.search is not None
+    assert outlook.search.pairs == 1
+
+
+@pytest.mark.parametrize("more", [0, 2], ids=["pinned at the head", "head moved on"])
+def test_back_past_pins_that_do_not_hold(world: Upstream, more: int) -> None:
+    """After a bump of the source alone, past a rename, the way out is the newest pair before it."""
+    good = world.commit_source("Say more")
+    repin(world, world.commit_source("Rename", renamed=True))
+    for number in range(more):
+        world.commit_source(f"Say more {number}")
 
     outlook = look(world)
 
     assert outlook.advice == "repair"
-    assert outlook.pinned.status == "failed"
+    assert (outlook.pinned.status, outlook.trouble) == ("failed", None)
     assert outlook.search is not None
-    assert outlook.search.pairs == 1
+    assert outlook.search.pair == Pair(good.source, world.first.overlay)
+    assert (outlook.search.newest is None) == (more == 0)
+
+
+def test_on_from_pins_that_do_not_hold(world: Upstream) -> None:
+    """Where a newer pair holds, that is the way out of pins that do not."""
+    repin(world, world.commit_source("Rename", renamed=True))
+    world.commit_overlay("Ask for the new name", spec=SPEC)
+
+    outlook = look(world)
+
+    assert outlook.advice == "repair"
+    assert outlook.search is not None
+    assert outlook.search.pair == Pair(world.now.source, world.now.overlay)
+
+
+def test_nothing_holds(world: Upstream) -> None:
+    """Where neither the pins nor anything before or after them holds, there is no way, and that is known to be all."""
+    world.commit_source("Rename", renamed=True)
+    history = world.server.content.history
+    history[SOURCE_REPO] = {world.now.source: "First"}
+    repin(world, world.now)
+
+    outlook = look(world)
+
+    assert (outlook.advice, outlook.trouble) == ("repair", None)
+    assert outlook.search is not None
+    assert (outlook.search.pair, outlook.search.pairs, outlook.search.is_whole) == (None, 0, True)
+
+
+def test_wrong_fingerprint(world: Upstream) -> None:
+    """Commits that hold are no reason to search, whatever fingerprint stands beside them; that is to be repaired."""
+    fingerprint = str(world.resolution().entry.overlay_fingerprint)
+    world.registry.write_text(world.registry.read_text().replace(fingerprint, "0" * 64))
+
+    outlook = look(world)
+
+    assert (outlook.advice, outlook.search) == ("repair", None)
+    assert [found.code for found in outlook.pinned.findings if found.severity == "error"] == ["fingerprint-differs"]
+    assert standing(outlook.pinned) == "passed"
 
 
 def test_h29_pin_that_the_history_lost(world: Upstream) -> None:
@@ -154,7 +217,21 @@ def test_h29_pin_that_is_gone(world: Upstream) -> None:
     outlook = look(world)
 
     assert [finding.code for finding in outlook.pinned.findings] == ["vanished"]
-    assert outlook.advice == "bump"
+    assert outlook.advice == "repair"
+    assert outlook.search is not None
+    assert outlook.search.pair == Pair(world.now.source, world.first.overlay)
+
+
+def test_h29_pin_that_is_gone_and_nothing_else_holds(world: Upstream) -> None:
+    """That the pin is gone is what there is to say: not that it could not be told."""
+    world.commit_source("Rename", renamed=True)
+    shutil.rmtree(world.first.source_folder)
+    del world.server.content.history[SOURCE_REPO][world.first.source]
+
+    outlook = look(world)
+
+    assert [finding.code for finding in outlook.pinned.findings] == ["vanished"]
+    assert (outlook.advice, outlook.trouble) == ("repair", None)
 
 
 def test_older_commits_are_not_gone_through_for_good(world: Upstream, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +240,7 @@ def test_older_commits_are_not_gone_through_for_good(world: Upstream, monkeypatc
     world.commit_source("One")
     world.commit_source("Rename", renamed=True)
 
-    found = search(world.resolution(), world.repos())
+    found = found_in(world)
 
     assert (found.pair, found.pairs, found.is_whole) == (None, 1, False)
 
@@ -174,7 +251,7 @@ def test_number_of_checks_is_bounded(world: Upstream, monkeypatch: pytest.Monkey
     world.commit_source("One")
     world.commit_source("Rename", renamed=True)
 
-    found = search(world.resolution(), world.repos())
+    found = found_in(world)
 
     assert (found.pair, found.is_whole) == (None, False)
 
@@ -249,14 +326,14 @@ def test_need_whose_head_cannot_be_told(world: Upstream) -> None:
 
 
 def test_source_that_floats(world: Upstream) -> None:
-    """A repo without a commit can be pinned to the newest one that holds."""
+    """A repo without a commit, whose head does not hold, can be pinned to the newest one that does."""
     text = world.registry.read_text().replace(f"revision: {world.first.source}", "floating: nobody knows")
     world.registry.write_text(text)
     world.commit_source("Rename", renamed=True)
 
     outlook = look(world)
 
-    assert outlook.advice == "bump"
+    assert outlook.advice == "repair"
     assert outlook.search is not None
     assert outlook.search.pair == Pair(world.first.source, world.first.overlay)
     assert state(outlook, SOURCE_REPO).pinned is None
@@ -281,7 +358,7 @@ def test_search_could_not_tell(world: Upstream) -> None:
     world.server.fault(path=f"*/tree/{world.now.source}", status=503)
 
     with pytest.raises(TryAgain):
-        search(world.resolution(), world.repos())
+        found_in(world)
 
 
 def test_gated_source(world: Upstream) -> None:
