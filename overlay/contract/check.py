@@ -11,6 +11,7 @@ from overlay.contract.checks.bases import check_bases
 from overlay.contract.checks.branch import check_branch
 from overlay.contract.checks.components import check_components
 from overlay.contract.checks.location import check_location
+from overlay.contract.checks.lock_facts import check_facts
 from overlay.contract.checks.locked import check_lock, staleness
 from overlay.contract.checks.manifest import check_manifest
 from overlay.contract.checks.pins import check_pins
@@ -54,7 +55,8 @@ CHECKS: tuple[Check, ...] = (
     check_location,
     check_lock,
 )
-"""Every check that needs nothing but its subject; :func:`check_bases` is run beside them."""
+"""Every check that needs nothing but its subject; :func:`check_bases` is run beside them, and
+:func:`check_facts` once there is a plan."""
 
 _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
 _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
@@ -146,13 +148,19 @@ def _check(subject: Subject, checks: Sequence[Check]) -> Report:
         prefetch(subject)
         for run in checks:
             trouble = _run(run, subject, findings) or trouble
-        plan = _plan(subject)
+        try:
+            plan = _plan(subject)
+        finally:  # what cannot be built is held against its lock, too
+            trouble = _run(partial(check_facts, plan=plan), subject, findings) or trouble
         the_cost = _cost(subject, plan)
     except (TryAgain, CannotWrite) as error:
         trouble = error
     except OverlayError as error:
-        told, trouble = _told(error, entry)
-        findings += told or ([] if trouble or _is_explained(findings) else [_plan_refused(error, entry)])
+        told, of_plan = _told(error, entry)
+        findings += told or ([] if of_plan or _is_explained(findings) else [_plan_refused(error, entry)])
+        trouble = of_plan or trouble
+    if _is_of_lock_alone(subject) and worst(findings) == "error":
+        the_cost = None  # "0 bytes" is no clean bill
     if the_cost is not None and plan is not None:
         findings.append(_cost_finding(the_cost, compared(plan), entry))
     return _report(entry, findings, compared(plan) if plan else None, the_cost, trouble)
@@ -189,6 +197,11 @@ def _is_of_former(error: OverlayError, subject: Subject) -> bool:
         for inventory in (subject.inventory, subject.before.inventory)
     )
     return (error.data.get("repo"), error.data.get("revision")) in former - now
+
+
+def _is_of_lock_alone(subject: Subject) -> bool:
+    """Whether the change that is checked is one of the lock, under the same entry."""
+    return subject.before is not None and subject.before.entry == subject.entry
 
 
 def _told(error: OverlayError, entry: Entry) -> tuple[list[Finding], OverlayError | None]:

@@ -24,16 +24,26 @@ if TYPE_CHECKING:
     from overlay.hub.contents import Contents
     from overlay.planning.plan import AdapterUse, Plan
 
-__all__ = ["is_license", "lock_model", "meaning_of", "sha256_of"]
+__all__ = ["is_large", "is_license", "lock_model", "meaning_of", "sha256_of"]
 
 _LARGEST_KEPT = 16 * 2**20
 """Bytes of a small file at most; larger ones are known by digest alone."""
+
+_LARGEST_READ = 16 * 2**20
+"""Bytes of a file on this host that a check reads for its sha256, at most."""
+
+_LARGEST_FETCHED = 2**20
+"""Bytes of a file on the Hub that a check fetches for its sha256, at most."""
+
+_UNREAD = "0" * 64
 
 _LICENSE = re.compile(r"(LICEN[SC]E|NOTICE|COPYING)([.-].*)?", re.IGNORECASE)
 _WEIGHTS = ".safetensors"
 
 
-def lock_model(subject: Subject, plan: Plan | None, contents: Contents | None = None) -> LockedModel:
+def lock_model(
+    subject: Subject, plan: Plan | None, contents: Contents | None = None, *, believed: LockedModel | None = None
+) -> LockedModel:
     """Everything that the lock says of a model, but the expected output.
 
     The same whether its repos come from the Hub or from folders: a small file that a listing knows by its git blob is
@@ -43,6 +53,8 @@ def lock_model(subject: Subject, plan: Plan | None, contents: Contents | None = 
         subject: The entry, every repo of it at a commit.
         plan: Of the same repos; None for an entry that only its overlay's own Python builds.
         contents: Takes the small files and headers that checks read.
+        believed: What is taken for the sha256 of files that would have to be read or fetched whole for it: with it,
+            nothing large is.
 
     Raises:
         OverlayError: A file cannot be read.
@@ -63,7 +75,9 @@ def lock_model(subject: Subject, plan: Plan | None, contents: Contents | None = 
         recipe=recipe_json(entry),
         location=plan.location if plan else _location(subject),
         repos={
-            name: _locked_repo(repo, needed[name], components.get(name, ()), contents)
+            name: _locked_repo(
+                repo, needed[name], components.get(name, ()), contents, believed.repos.get(name) if believed else None
+            )
             for name, repo in inventory.repos.items()
         },
         adapters=tuple(_locked_adapter(use, plan) for use in plan.adapters) if plan else (),
@@ -74,6 +88,14 @@ def lock_model(subject: Subject, plan: Plan | None, contents: Contents | None = 
 def is_license(path: str) -> bool:
     """Whether a file is by its name a licence or what belongs to one."""
     return _LICENSE.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def is_large(repo: Repo, path: str) -> bool:
+    """Whether the sha256 of a file is neither listed nor to be had for little."""
+    if repo.shared_store and repo.digest(path).startswith("sha256:"):
+        return False
+    at_hand = not repo.shared_store or repo.local(path) is not None
+    return repo.size(path) > (_LARGEST_READ if at_hand else _LARGEST_FETCHED)
 
 
 def sha256_of(repo: Repo, path: str) -> str:
@@ -88,19 +110,28 @@ def meaning_of(pairs: Iterable[tuple[str, int, float]]) -> str:
 
 
 def _locked_repo(
-    repo: Repo, needed: Collection[str], components: tuple[str, ...], contents: Contents | None
+    repo: Repo,
+    needed: Collection[str],
+    components: tuple[str, ...],
+    contents: Contents | None,
+    believed: LockedRepo | None,
 ) -> LockedRepo:
     licenses = [path for path in repo.paths() if is_license(path)]
     wanted = sorted({*needed, *licenses, *_descriptions(repo.paths(), needed)})
+    known = {path: _known(path, believed) for path in wanted if believed is not None and is_large(repo, path)}
     if isinstance(repo, HubRepo):  # many at once: one after the other they take a minute
-        repo.fetch([path for path in wanted if _is_read(repo, path)])
+        repo.fetch([path for path in wanted if path not in known and _is_read(repo, path, keep=contents is not None)])
         repo.fetch_headers([path for path in wanted if path.endswith(_WEIGHTS)])
     return LockedRepo(
         revision=repo.revision,
         components=components,
         licenses=tuple(sorted(licenses)),
-        files={path: _locked_file(repo, path, contents) for path in wanted},
+        files={path: _locked_file(repo, path, known.get(path) or sha256_of(repo, path), contents) for path in wanted},
     )
+
+
+def _known(path: str, believed: LockedRepo) -> str:
+    return believed.files[path].sha256 if path in believed.files else _UNREAD
 
 
 def _descriptions(paths: Sequence[str], needed: Collection[str]) -> list[str]:
@@ -109,19 +140,19 @@ def _descriptions(paths: Sequence[str], needed: Collection[str]) -> list[str]:
     return [path for path in paths if path.endswith(".json") and path.rpartition("/")[0] in folders]
 
 
-def _is_read(repo: Repo, path: str) -> bool:
+def _is_read(repo: Repo, path: str, *, keep: bool) -> bool:
     """Whether the content of a file counts here, not its listing or header alone."""
     if path.endswith(_WEIGHTS):
         return False
-    return not repo.digest(path).startswith("sha256:") or _is_kept(path, repo.size(path))
+    return not repo.digest(path).startswith("sha256:") or (keep and _is_kept(path, repo.size(path)))
 
 
 def _is_kept(path: str, size: int) -> bool:
     return size <= _LARGEST_KEPT and (is_metadata(path) or is_license(path))
 
 
-def _locked_file(repo: Repo, path: str, contents: Contents | None) -> LockedFile:
-    size, sha256 = repo.size(path), sha256_of(repo, path)
+def _locked_file(repo: Repo, path: str, sha256: str, contents: Contents | None) -> LockedFile:
+    size = repo.size(path)
     if path.endswith(_WEIGHTS):
         header = repo.header(path)
         if contents is not None:

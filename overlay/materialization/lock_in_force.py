@@ -10,7 +10,7 @@ from overlay.fingerprint import bytes_digest
 from overlay.formats.files import MAX_SMALL_FILE
 from overlay.formats.wording import counted, some
 from overlay.materialization.state import difference
-from overlay.registry.load import locked_model
+from overlay.registry.load import locked_model, relock_hint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -78,7 +78,7 @@ def lock_in_force(resolution: Resolution) -> LockInForce | None:
             model=resolution.model,
             differences=list(differences),
         )
-    return LockInForce(path, resolution.model, locked)
+    return LockInForce(path, resolution.registry_path, resolution.model, locked)
 
 
 def _locked(resolution: Resolution) -> LockedModel | None:
@@ -120,6 +120,7 @@ class LockInForce:
     """A lock that was made of today's pins."""
 
     path: Path
+    registry: str
     model: str
     locked: LockedModel
 
@@ -174,8 +175,7 @@ class LockInForce:
         raise BrokenInput(
             f"{self.path}: {counted(len(differing), 'input')} of {self.model} not as locked: {named}",
             code="lock-differs",
-            hint=f"the inputs changed under their pins, or the lock is not of them; to accept what is there now: "
-            f"overlay lock {self.model}",
+            hint=relock_hint(self.registry, self.model),
             where=str(self.path),
             model=self.model,
             files=[{"repo": repo, "path": path, "difference": what} for repo, path, what in differing],

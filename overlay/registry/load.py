@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE_NAME",
     "VARIABLE",
+    "is_packaged",
     "load_registry",
     "locked_model",
     "own_models",
     "packaged_registry",
     "project_registry",
+    "relock_hint",
 ]
 
 FILE_NAME = "registry.yaml"
@@ -120,6 +122,20 @@ def locked_model(registry: str | Path, model: str) -> LockedModel | None:
 
     lock = read_lock(lock_path(registry))
     return lock.models.get(model) if lock else None
+
+
+def relock_hint(registry: str | Path, model: str) -> str:
+    """What to do where files are not as the lock of a registry says; the command is for whoever knows why.
+
+    Nobody locks the registry that ships with this program.
+    """
+    why = "find out why first: the files of a commit never change by themselves"
+    return why if is_packaged(registry) else f"{why}; if you know, and accept what is there: overlay lock {model}"
+
+
+def is_packaged(registry: str | Path) -> bool:
+    """Whether a registry file is the one that ships with this program."""
+    return _same_file(Path(registry), packaged_registry())
 
 
 def packaged_registry() -> Path:

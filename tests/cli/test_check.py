@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -250,6 +252,49 @@ def test_offline_out_of_the_lock(
     assert {finding["code"] for finding in model["findings"]} == {"lock-stale", "not-checked"}
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_an_edited_lock_is_told_as_a_build_tells_it(
+    project: Path,
+    hub: HubFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    online: bool,  # noqa: FBT001  # a table
+) -> None:
+    """A change of the lock alone: the same code and hint as of prewarm, and no cost that reads like a clean bill."""
+    lock = project / "registry.lock"
+    assert run(["lock", "-q"]) == 0
+    commit(project, "add", ".")
+    commit(project, "commit", "-qm", "locked")
+    text = lock.read_text()
+    line = next(line for line in text.splitlines() if '"LICENSE": {' in line)
+    lock.write_text(text.replace(line, re.sub("[0-9a-f]{64}", "0" * 64, line)))
+    capsys.readouterr()
+    with ExitStack() as stack:
+        if online:
+            monkeypatch.delenv("OVERLAY_HUB")
+            server = stack.enter_context(HubServer(hub.root))
+            stack.enter_context(client_of(server, monkeypatch, tmp_path / "hf/hub"))
+        assert run(["check", "--base", "HEAD"]) == 1
+        out = capsys.readouterr().out
+        assert "error[lock-differs]" in out
+        assert "LICENSE (sha256)" in out
+        assert "cost" not in out
+        [fix] = [line.strip().removeprefix("fix: ") for line in out.splitlines() if "fix: " in line and "lock " in line]
+    monkeypatch.setenv("OVERLAY_HUB", str(hub.root))
+    lock.write_text(re.sub(r'(adapter_config.json": {"size": \d+, "sha256": )"[0-9a-f]{64}"', f'\\1"{"0" * 64}"', text))
+    assert run(["prewarm", MODEL, "--dry-run"]) == 1
+    err = capsys.readouterr().err
+    assert "lock-differs" in err
+    assert fix in err
+
+
+def test_a_change_of_the_lock_that_is_right_costs_nothing(project: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """Then the note stands."""
+    assert run(["lock", "-q"]) == 0
+    assert "the change costs 0 bytes" in said("--base", "HEAD")[0]
+
+
 def test_an_error_beside_an_outage_is_an_error(
     server: HubServer, project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]
 ) -> None:
@@ -347,7 +392,7 @@ def test_a_repository_of_somebody_else_is_named(
         (["--same", MODEL], "usage"),
         (["--revision", "a" * 40, "b" * 40], "usage"),
         (["--same", MODEL, "--revision", "a" * 40, "b" * 40, "--base", "main"], "usage"),
-        (["--same", MODEL, "--revision", "main", "b" * 40], "not-a-commit"),
+        (["--same", MODEL, "--revision", "HEAD~1", "b" * 40], "not-a-commit"),
         (["--base=--output=/tmp/x"], "bad-revision"),
         (["--base", ""], "bad-revision"),
         (["--base", "nonsense"], "unknown-revision"),
@@ -361,6 +406,34 @@ def test_refusals(project: Path, said: Callable[..., tuple[str, str]], args: lis
     _, err = said(*args, status=3 if code == "no-such-file" else 2)
     assert err.startswith(f"error[{code}]: ")
     assert "hint: " in err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--same", MODEL], "--same needs the two commits as well: --revision A B"),
+        (["--revision", "main", "main"], "--revision needs the repo as well: --same REPO"),
+        (["--base", "main", "--against", "registry.yaml"], "--base and --against exclude each other"),
+        (
+            ["--same", MODEL, "--revision", "main", "main", "--base", "main"],
+            "--same compares a repo and no registry: leave out --base and --against",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_named(
+    project: Path, said: Callable[..., tuple[str, str]], args: list[str], message: str
+) -> None:
+    """Options that do not go together are told by what to add or to leave out."""
+    assert said(*args, status=2)[1].splitlines()[0] == f"error[usage]: {message}"
+
+
+def test_a_registry_without_entries_says_so(project: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """Nothing was checked, and that is not "nothing found"; what the packaged registry has is checked by name."""
+    (project / "registry.yaml").write_text("schema_version: 1\nmodels: {}\n")
+    for args in ([], ["--base", "main"]):
+        first = said(*args)[0].splitlines()[0]
+        assert first == "registry.yaml: has no models of its own, so nothing was checked"
 
 
 # In a workflow
@@ -419,6 +492,14 @@ def test_same_tells_each_path(project: Path, hub: HubFolder, said: Callable[...,
     assert f"nothing there at {hub.source[:12]} and {other.source[:12]}" in out
     document = checked_document(said(*both, "--json", status=1)[0], "check-same")
     assert (document["equal"], document["paths"][0]["differing"]) == (False, ["README.md"])
+
+
+def test_same_takes_first_digits_and_main(project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]) -> None:
+    """As ``bump`` does; what it says has the commits."""
+    other = move_source(hub)
+    (hub.source_folder.parent / "main").symlink_to(other.source)
+    document = json.loads(said("--same", MODEL, "--revision", hub.source[:7], "main", "h3-base", "--json")[0])
+    assert document["revisions"] == [hub.source, other.source]
 
 
 def test_a_changed_overlay_is_a_change(project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,35 @@ def test_the_released_size_is_checked_for_under_ten_megabytes(
     assert 1_000_000 < document["bytes_fetched"] < MOST
     assert document["bytes_fetched"] == sent(server)
     assert payload_sent(server) == 0
+
+
+def test_a_lock_of_the_released_size_is_held_for_under_ten_megabytes(
+    paper: HubFolder, server: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every fact of it: also the headers of the text encoder, which nothing else asks for; offline for nothing."""
+    registry = tmp_path / "registry.yaml"
+    write_registry(registry, paper)
+    options = ["--registry", str(registry), "--cache-root", str(tmp_path / "root")]
+    assert run(["lock", "-q", *options]) == 0
+    capsys.readouterr()
+    shutil.rmtree(tmp_path / "hf")
+    server.forget()
+    assert run(["check", "--json", *options]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["bytes_fetched"] == sent(server) < MOST
+    assert payload_sent(server) == 0
+
+    text = registry.with_suffix(".lock").read_text()
+    shard = next(line for line in text.splitlines() if "text_encoder/" in line and '"tensors": ' in line)
+    registry.with_suffix(".lock").write_text(text.replace(shard, re.sub(r'"tensors": \d+', '"tensors": 7', shard)))
+    assert run(["check", *options]) == 1
+    assert "text_encoder/" in next(line for line in capsys.readouterr().out.splitlines() if "lock-differs" in line)
+
+    registry.with_suffix(".lock").write_text(text)
+    shutil.rmtree(tmp_path / "hf")
+    server.forget()
+    assert run(["check", "--offline", *options]) == 0
+    assert sent(server) == 0
 
 
 def test_a_change_costs_no_second_look_at_what_stayed(

@@ -1,4 +1,4 @@
-"""Checks of an entry against its lock: is there one, is it of these pins, and do the repos hold what it says."""
+"""Checks of an entry against its lock: is there one, is it of these pins, and did a licence change since."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.facts import is_license, sha256_of
 from overlay.contract.finding import found
-from overlay.formats.wording import counted
 from overlay.registry.lock import recipe_json
 
 if TYPE_CHECKING:
@@ -16,18 +15,14 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
     from overlay.hub import Repo
     from overlay.registry import Entry, Pin
-    from overlay.registry.lock import LockedFile, LockedModel, LockedRepo
+    from overlay.registry.lock import LockedModel, LockedRepo
 
 __all__ = ["check_lock", "staleness"]
 
-_LARGEST_READ = 16 * 2**20
-"""Bytes of a folder's file that is read for its sha256; of a larger one the size has to do until it is used."""
-
 
 def check_lock(subject: Subject) -> Iterator[Finding]:
-    """What the lock says otherwise, and licences that changed."""
+    """Whether there is a lock of these pins, and licences that changed."""
     yield from staleness(subject.entry, subject.locked)
-    yield from _differing(subject)
     yield from _licenses(subject)
 
 
@@ -53,38 +48,6 @@ def staleness(entry: Entry, locked: LockedModel | None) -> Iterator[Finding]:
 
 def _locked_elsewhere(pin: Pin, repos: Mapping[str, LockedRepo]) -> bool:
     return pin.repo not in repos or repos[pin.repo].revision != pin.revision
-
-
-def _differing(subject: Subject) -> Iterator[Finding]:
-    """Files of a locked commit that the repo lacks or has otherwise: one finding a repo."""
-    if subject.locked is None:
-        return
-    for pin in subject.entry.pins:
-        repo, section = subject.inventory.repos.get(pin.repo), subject.locked.repos.get(pin.repo)
-        if repo is None or section is None or repo.revision != section.revision:
-            continue
-        present = set(repo.paths())
-        absent = [path for path in section.files if path not in present]
-        other = [path for path, file in section.files.items() if path in present and _differs(repo, path, file)]
-        if absent or other:
-            said = [f"absent: {', '.join(sorted(absent))}"] if absent else []
-            said += [f"different: {', '.join(sorted(other))}"] if other else []
-            yield found(
-                "lock-differs",
-                subject.entry,
-                f"{repo.name}: {counted(len(absent) + len(other), 'file')} not as the lock says: {'; '.join(said)}",
-                place=pin.place,
-                fix="do not lock again before you know why: the files of a commit never change by themselves",
-                repo=repo.repo,
-                absent=sorted(absent),
-                different=sorted(other),
-            )
-
-
-def _differs(repo: Repo, path: str, locked: LockedFile) -> bool:
-    size = repo.size(path)
-    is_listed = repo.shared_store or size <= _LARGEST_READ  # a folder's digest would be taken by reading it
-    return bool(locked.difference(size, repo.digest(path) if is_listed else ""))
 
 
 def _licenses(subject: Subject) -> Iterator[Finding]:
