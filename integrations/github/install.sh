@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs overlay without torch, which only building needs, into an environment of its own, and puts it on the PATH.
 #
-# VERSION  requirement for pip, such as model-overlay==1.2.3; empty: what this action was checked out with
+# VERSION  requirement for pip, such as git+https://github.com/OWNER/overlay@COMMIT; empty: what this action was checked
+#          out with
 # PYTHON   interpreter to make the environment from; python3 unless given
 set -euo pipefail
 

@@ -98,6 +98,18 @@ def test_gitlab_installs_all_but_torch() -> None:
     assert set(shlex.split(line)[3:]) == names - {"torch"}
 
 
+def test_gitlab_installs_overlay_from_its_repository() -> None:
+    """It is on no index: the repository and the commit are the ones that the other examples leave open."""
+    job = read_yaml(PROJECT / "integrations/gitlab-ci.yml")["overlay check"]
+    texts = [path.read_text() for path in (PROJECT / "action.yml", PROJECT / "integrations/github/install.sh")]
+
+    assert any(
+        "--no-deps" in line and "git+https://github.com/OWNER/overlay@COMMIT" in line for line in job["before_script"]
+    )
+    assert all("git+https://github.com/OWNER/overlay@COMMIT" in text for text in texts)
+    assert not any("model-overlay==" in text for text in texts)
+
+
 def test_commands_exist() -> None:
     """The program has every command that the scripts, the hook and the job start."""
     texts = [path.read_text() for path in (PROJECT / "integrations").rglob("*.sh")]
