@@ -187,8 +187,11 @@ def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
 def _with_origin(error: InvalidRegistry, how: str | None) -> InvalidRegistry:
     """The same error, whose hint also says how the file came to be read."""
     data: dict[str, Any] = error.data
-    origin = how and f"the file was {how}"
-    hint = f"{error.hint} ({origin})" if error.hint and origin else error.hint or origin
+    hint = error.hint
+    if how and hint:
+        hint = f"{hint} (the file was {how})"
+    elif how:
+        hint = f"correct the file, or name another with --registry; it was {how.partition(';')[0]}"
     return InvalidRegistry(error.message, code=error.code, hint=hint, **data)
 
 

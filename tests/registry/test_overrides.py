@@ -225,7 +225,7 @@ def test_unreadable_override_is_named(tmp_path: Path, name: str, reason: str) ->
     with pytest.raises(InvalidRegistry, match=reason) as caught:
         load_registry(environ={"OVERLAY_REGISTRY": name}, cwd=tmp_path)
     assert caught.value.code == "registry-unreadable"
-    assert "OVERLAY_REGISTRY" in (caught.value.hint or "")
+    assert caught.value.hint == "correct the file, or name another with --registry; it was named by OVERLAY_REGISTRY"
 
 
 def test_deleted_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
