@@ -116,6 +116,6 @@ def report_text(report: Report) -> Iterator[str]:
     return findings_text(finding for finding in report.findings if finding.code != "cost")
 
 
-def usage(message: str, command: str) -> NoReturn:
+def usage(message: str, command: str, hint: str = "") -> NoReturn:
     """Refuse options that do not go together."""
-    raise InvalidUsage(message, code="usage", hint=f"overlay {command} --help")
+    raise InvalidUsage(message, code="usage", hint=hint or f"overlay {command} --help")

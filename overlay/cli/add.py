@@ -26,8 +26,9 @@ __all__ = ["add"]
     metavar="REPO[@REV][:COMPONENT,...]",
     help="Secondary repo, and the folders that are taken from it.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what would be written; write nothing.")
 @common_options
-def add(common: Common, model: str, **said: Any) -> None:
+def add(common: Common, model: str, dry_run: bool, **said: Any) -> None:
     """Add MODEL (the repo of its source) to registry.yaml, every repo pinned, and lock it.
 
     What is not named is found out: commits are today's heads, the recipe is the one that is known for the model or for
@@ -35,4 +36,4 @@ def add(common: Common, model: str, **said: Any) -> None:
     """
     from overlay.cli._add import Wanted, run_add  # all that looking upstream takes
 
-    run_add(common, model, Wanted(**said))
+    run_add(common, model, Wanted(**said), dry_run=dry_run)

@@ -41,35 +41,45 @@ class Started:
     """What ``overlay init`` prints.
 
     Attributes:
-        path: The file that was made.
+        path: The file that was made, or would be.
         next: The command to run next.
     """
 
     path: str
+    dry_run: bool
     next: str
 
 
 @click.command(short_help="Start a registry of your own.")
+@click.option("--dry-run", is_flag=True, help="Say what would be made; write nothing.")
 @common_options
-def init(common: Common) -> None:
+def init(common: Common, dry_run: bool) -> None:
     """Make an empty registry.yaml in the working directory, or where --registry says. Nothing is overwritten."""
     path = common.registry or Path(FILE_NAME)
+    if dry_run and path.exists():
+        raise _exists(path)
     try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(CONTENT)
+        if not dry_run:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(CONTENT)
     except FileExistsError as error:
-        raise InvalidUsage(
-            f"{path}: is there already, and was left as it is",
-            code="registry-exists",
-            hint="add a model to it: overlay add MODEL --overlay REPO",
-            where=str(path),
-        ) from error
+        raise _exists(path) from error
     except OSError as error:
         raise cannot_write(error, str(path), "make the file", elsewhere="name another file: --registry") from error
     for note in _notes(common, path):
         common.output.remark(note)
-    document = Started(str(path), common.completed("overlay add MODEL --overlay REPO"))
-    common.output.result(document, lambda: [f"{document.path}  made", f"next: {document.next}"])
+    document = Started(str(path), dry_run, common.completed("overlay add MODEL --overlay REPO"))
+    made = f"{document.path}  {'would be made' if dry_run else 'made'}"
+    common.output.result(document, lambda: [made] if common.output.quiet else [made, f"next: {document.next}"])
+
+
+def _exists(path: Path) -> InvalidUsage:
+    return InvalidUsage(
+        f"{path}: is there already, and was left as it is",
+        code="registry-exists",
+        hint="add a model to it: overlay add MODEL --overlay REPO",
+        where=str(path),
+    )
 
 
 def _notes(common: Common, path: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
 from overlay.formats.strict_json import parse_json
-from overlay.hub.folder import open_in_hub_folder
+from overlay.hub.folder import FolderRepo, open_in_hub_folder
 from overlay.hub.hub_cache import BRANCH, is_offline
 from overlay.hub.traffic import Traffic
 from overlay.registry import COMMIT, LOCAL, Pin, repo_id_problem
@@ -123,7 +123,7 @@ class Histories:
     def _head(self, repo: str) -> str:
         self._check(repo)
         if self.hub is not None:
-            folder = open_in_hub_folder(self.hub, Pin(repo, None, BRANCH), DigestMemo(None, write=False), None)
+            folder = self._head_folder(self.hub, repo)
             if folder.revision == LOCAL:
                 raise InvalidUsage(
                     f"{folder.root}: is not named for a commit, so there is nothing to pin",
@@ -135,6 +135,22 @@ class Histories:
         from overlay.hub import client  # the network stack, only where a request is made
 
         return client.resolve_branch(repo, self.traffic)
+
+    def _head_folder(self, hub: Path, repo: str) -> FolderRepo:
+        try:
+            return open_in_hub_folder(hub, Pin(repo, None, BRANCH), DigestMemo(None, write=False), None)
+        except InvalidUsage as error:
+            if error.code != "several-revisions":
+                raise
+            names, where = error.data["revisions"], error.data["where"]
+            raise InvalidUsage(
+                f"{where}: {len(names)} revisions are there ({', '.join(names)}), and folders have no history:"
+                " nothing tells which is the newest",
+                code=error.code,
+                hint=f"say which: ln -s REVISION {where}/{BRANCH}; or name commits: overlay bump MODEL"
+                " --source-to REVISION --overlay-to REVISION",
+                **error.data,
+            ) from error
 
     def _names(self, repo: str) -> list[str]:
         """The commits among which a prefix is looked for."""

@@ -46,6 +46,14 @@ class Repos:
         needs = {need.pin.repo: self._open(need.pin) for need in entry.needs}
         return Inventory(resolution, self._open(entry.source), overlay, needs)
 
+    def source(self, repo: str, commit: str) -> Repo:
+        """A source at a commit.
+
+        Raises:
+            OverlayError: As ``open_repo``.
+        """
+        return self._open(Pin(repo, commit))
+
     def overlay(self, repo: str, commit: str) -> Repo:
         """What counts of an overlay at a commit.
 

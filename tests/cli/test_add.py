@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,9 +52,30 @@ def test_init_makes_a_registry(world: Upstream, document: Callable[..., dict[str
     """An empty registry that loads, with words for whoever opens it; the next step is said."""
     found = document("init", "init")
 
-    assert found == {"schema_version": 1, "path": "registry.yaml", "next": "overlay add MODEL --overlay REPO"}
+    assert found == {
+        "schema_version": 1,
+        "path": "registry.yaml",
+        "dry_run": False,
+        "next": "overlay add MODEL --overlay REPO",
+    }
     assert world.registry.read_text().startswith("# The models of this project")
     assert MODEL in load_registry(world.registry, environ={}, cwd=world.project).entries
+
+
+def test_init_dry_run(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dry run says what would be made, makes nothing, and refuses what the run refuses."""
+    assert run(["init", "--dry-run"]) == 0
+    assert "registry.yaml  would be made" in capsys.readouterr().out
+    assert not world.registry.exists()
+    world.registry.write_text("mine")
+    assert run(["init", "--dry-run"]) == 2
+
+
+def test_quiet_says_nothing_of_what_is_next(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """What helps only a reader is left out with -q."""
+    assert run(["init", "-q"]) == 0
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO, "-q"]) == 0
+    assert "next:" not in capsys.readouterr().out
 
 
 def test_init_overwrites_nothing(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,6 +137,20 @@ def test_add_known_model(world: Upstream, document: Callable[..., dict[str, Any]
     assert found["check"]["status"] == "passed"
     assert found["next"] == f"overlay prewarm {MODEL}"
     assert world.server.payload() == 0
+
+
+def test_add_dry_run(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A dry run finds the same, and writes neither the entry nor a lock."""
+    document("init", "init")
+    before = world.registry.read_bytes()
+
+    would = document("add", "add", MODEL, "--overlay", OVERLAY_REPO, "--dry-run")
+
+    assert (would["written"], would["dry_run"], would["lock"], would["next"]) == (False, True, None, None)
+    assert would["check"]["status"] == "passed"
+    assert world.registry.read_bytes() == before
+    assert [world.registry] == list(world.project.iterdir())
+    assert document("add", "add", MODEL, "--overlay", OVERLAY_REPO)["pins"] == would["pins"]
 
 
 def test_add_finds_the_recipe_by_the_script(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +231,7 @@ def test_h30_add_pins_base_and_adapter_apart(world: Upstream, document: Callable
 
 
 def test_add_what_does_not_fit_together(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """A broken contract is said before anything is written, with the place where the entry would stand."""
+    """A broken contract is said before anything is written: of no line of the file, and with a way that there is."""
     world.commit_source("Rename", renamed=True)
     assert run(["init"]) == 0
     before = world.registry.read_bytes()
@@ -203,8 +239,10 @@ def test_add_what_does_not_fit_together(world: Upstream, capsys: pytest.CaptureF
     assert run(["add", MODEL, "--overlay", OVERLAY_REPO]) == 1
 
     out = capsys.readouterr().out
-    assert "error[file-renamed]" in out
-    assert "unchanged" in out
+    assert "registry.yaml: error[file-renamed]" in out
+    assert "overlay bump" not in out
+    assert "fix: add it at commits that fit together: --source-rev REV, --overlay REPO@REV" in out
+    assert "unchanged: the pins do not fit together" in out
     assert world.registry.read_bytes() == before
     assert [world.registry] == list(world.project.iterdir())
 
@@ -218,6 +256,69 @@ def test_h28_add_at_a_commit_of_another_hub(world: Upstream, capsys: pytest.Capt
 
     assert "error[vanished]" in capsys.readouterr().out
     assert world.registry.read_bytes() == before
+
+
+def test_add_adapter_from_the_root_of_a_need(world: Upstream, document: Callable[..., dict[str, Any]]) -> None:
+    """A secondary repo that is given in the place of an adapter's path, and is no path of the source, is its root."""
+    document("init", "init")
+
+    found = document("add", "add", OTHER, "--base", "h3-base/transformer", "--adapter", LORA_REPO, "--need", LORA_REPO)
+
+    assert found["recipe"]["adapters"] == [{"repo": LORA_REPO, "path": ""}]
+    assert found["check"]["compared"]["pairs"] > 0
+
+
+def test_add_path_of_the_source_beats_a_need(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the source has such a path, it is meant."""
+    world.commit_source("Add a folder of that name")
+    shutil.copytree(world.now.source_folder / f"{STAGE}/adapters/turbo", world.now.source_folder / LORA_REPO)
+    world.server.content.history[OTHER] = world.server.content.history[SOURCE_REPO]
+    assert run(["init"]) == 0
+
+    run(["add", OTHER, "--base", "h3-base/transformer", "--adapter", LORA_REPO, "--need", LORA_REPO, "--json"])
+
+    recipe = json.loads(capsys.readouterr().out.partition("REPO\n")[2])["recipe"]
+    assert recipe["adapters"] == [{"repo": OTHER, "path": LORA_REPO}]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--base", "h3-base/transformer", "--adapter", f"{LORA_REPO}:x.safetensors"], f"takes files of {LORA_REPO}"),
+        (["--overlay", OVERLAY_REPO, "--need", NEEDS_REPO], "needs the components text_encoder"),
+        (["--overlay", OVERLAY_REPO, "--need", f"{NEEDS_REPO}:../x"], "../x"),
+    ],
+)
+def test_add_without_a_need(world: Upstream, args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the entry lacks is told by the option that says it, not by a line that the file does not have."""
+    assert run(["init"]) == 0
+
+    assert run(["add", OTHER, *args]) == 2
+
+    err = capsys.readouterr().err
+    assert said in err
+    assert "--need REPO[@REV][:COMPONENT,...]" in err
+    assert "registry.yaml" not in err
+
+
+def test_add_from_a_folder_with_several_revisions(world: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+    """Folders have no history, so which commit is meant has to be said, by the option that is named."""
+    world.commit_source("One")
+    world.commit_overlay("One")
+    hub, at = ["--hub", str(world.first.root)], ["--source-rev", world.now.source]
+    assert run(["init"]) == 0
+
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO, *hub]) == 2
+    source = capsys.readouterr().err
+    assert run(["add", MODEL, "--overlay", OVERLAY_REPO, *at, *hub]) == 2
+    overlay = capsys.readouterr().err
+
+    assert "folders have no history" in source
+    assert "hint: name one: --source-rev REVISION\n" in source
+    assert f"hint: name one: --overlay {OVERLAY_REPO}@REVISION\n" in overlay
+    assert run(["add", MODEL, "--overlay", f"{OVERLAY_REPO}@{world.now.overlay}", *at, *hub]) == 0
+    assert run(["outdated", *hub]) == 2
+    assert "--source-to REVISION" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
