@@ -86,6 +86,16 @@ def test_help_names_the_variables(said: Any, monkeypatch: pytest.MonkeyPatch, co
         assert variable in out
 
 
+@pytest.mark.parametrize(("columns", "most"), [("60", 60), ("79", 79), ("200", 80)])
+def test_help_is_as_wide_as_the_terminal_up_to_80(
+    said: Any, monkeypatch: pytest.MonkeyPatch, columns: str, most: int
+) -> None:
+    """As docs/reference/environment.md says of COLUMNS."""
+    monkeypatch.setenv("COLUMNS", columns)
+    widths = [len(line) for line in said("lock", "--help")[0].splitlines()]
+    assert most - 10 < max(widths) <= most
+
+
 @pytest.mark.parametrize(
     ("number", "noun", "expected"),
     [(0, "tree", "0 trees"), (1, "tree", "1 tree"), (2, "action entry", "2 action entries"), (1, "entry", "1 entry")],
