@@ -27,8 +27,9 @@ def bump(
     """Move the pins of models in registry.yaml, and write its lock anew; comments and order stay.
 
     Without a target, the newest pair of source and overlay is looked for whose contract holds; where there is none, the
-    pins stay. With a target, what is not named stays; pins whose contract is broken are not written, and the status
-    is 1. Nothing but listings, headers and small files is downloaded.
+    pins stay. Pins that do not hold are moved to the newest pair that does, an older one too; where there is none, the
+    status is 1. With a target, what is not named stays; pins whose contract is broken are not written, and the status
+    is 1. A fingerprint in the entry is kept right. Nothing but listings, headers and small files is downloaded.
     """
     from overlay.cli._bump import run_bump  # all that looking upstream takes
 

@@ -42,7 +42,7 @@ def _fingerprint_differs(subject: Subject) -> Iterator[Finding]:
         f"the registry says that the files of {entry.overlay} have the fingerprint {_short(said)}, and they have"
         f" {_short(fingerprint)}: `overlay path` and `overlay resolve` look in a directory that no server uses",
         place=entry.fingerprint_place,
-        fix=f"write fingerprint: {fingerprint}, or leave it out",
+        fix=f"overlay bump {entry.model}",
         said=said,
         fingerprint=fingerprint,
     )
