@@ -25,7 +25,7 @@ def outdated(common: Common, models: tuple[str, ...], exit_code: bool) -> None:
     stay           1 where the heads are broken, else 0
     repair         1
     not told       5, 6 or 3, also without
-    """
+    """  # noqa: D301  # the mark by which click keeps lines as they are
     from overlay.cli._outdated import run_outdated  # all that looking upstream takes
 
     run_outdated(common, models, exit_code=exit_code)
