@@ -145,7 +145,8 @@ def test_drift(project: Project) -> None:
     assert (still.status, before) == (0, 0), still.log
     assert moved.status == 0, moved.log
     assert state == "open"
-    assert f"overlay bump {MODEL} --source-to {bumped.source}" in body
+    assert f"advice: overlay bump {MODEL}\n" in body
+    assert f"newest that hold: source {bumped.source[:12]}" in body
     assert back.status == 0, back.log
     assert issue["state"] == "closed"
 
