@@ -267,7 +267,7 @@ def _text(document: Added, report: Report, *, quiet: bool) -> Iterator[str]:
     yield style(document.model, "strong")
     yield from columns([[pin.role, f"{pin.repo}@{pin.revision[:12]}"] for pin in document.pins])
     yield f"  recipe {_recipe(document.recipe)}: {document.why}"
-    yield from (f"  {line}" for line in report_text(report))
+    yield from report_text(report)
     if document.check.trouble is not None:
         yield from trouble_text(document.check.trouble)
     if report.compared is not None:

@@ -284,7 +284,7 @@ def _text(document: Bumped, outcomes: Sequence[_Outcome]) -> Iterator[str]:
         if model.reason:
             yield f"  {model.reason}"
         if outcome.report is not None and model.result not in ("stays", "broken"):
-            yield from (f"  {line}" for line in report_text(outcome.report))
+            yield from report_text(outcome.report)
             if outcome.report.cost is not None:
                 yield f"  cost  {outcome.report.cost} ({outcome.report.compared} compared)"
         if model.trouble is not None:

@@ -228,11 +228,13 @@ def print_unusable(error: InvalidRegistry, form: str) -> None:
         say(line)
 
 
-def findings_text(findings: Iterable[Finding]) -> Iterator[str]:
+def findings_text(findings: Iterable[Finding], indent: str = "") -> Iterator[str]:
     """Findings for people, in colour; on a terminal as wide as that."""
     width = terminal_width()
+    room = width - len(indent) if width else None
     for finding in findings:
-        yield from finding_lines(finding, style(finding.severity, _ROLES[finding.severity]), width)
+        for line in finding_lines(finding, style(finding.severity, _ROLES[finding.severity]), room):
+            yield indent + line
 
 
 def _print_github(document: Checked, reports: Sequence[Report]) -> None:

@@ -112,8 +112,8 @@ def trouble_text(trouble: ErrorReport) -> Iterator[str]:
 
 
 def report_text(report: Report) -> Iterator[str]:
-    """The findings of a report, but the cost, which is said by itself."""
-    return findings_text(finding for finding in report.findings if finding.code != "cost")
+    """The findings of a report below its model's name, but the cost, which is said by itself."""
+    return findings_text((finding for finding in report.findings if finding.code != "cost"), "  ")
 
 
 def usage(message: str, command: str, hint: str = "") -> NoReturn:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import io
 import os
 import sys
+from dataclasses import replace
 
+import click
 import pytest
 
 from overlay.cli import _output
+from overlay.cli._project import report_text
+from overlay.contract.check import Report
+from overlay.contract.finding import Finding
 from overlay.formats.wording import format_bytes
+from overlay.registry import Place
 
 pytestmark = pytest.mark.no_torch
 
@@ -54,6 +60,20 @@ def test_sizes(nbytes: int, expected: str) -> None:
 def test_durations(seconds: float, expected: str) -> None:
     """A duration has two figures that matter."""
     assert expected == _output.format_seconds(seconds)
+
+
+def test_findings_of_a_model_are_indented_and_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``add`` and ``bump`` print them, below the model's name; the cost is said elsewhere."""
+    place, severities = Place("registry.yaml", 4, 7), {"overlay": "error"}
+    told = Finding("file-missing", "org/model", "a " * 99, place, severities, fix="b " * 99)
+    report = Report("org/model", "failed", (told, replace(told, code="cost")))
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = list(report_text(report))
+
+    assert max(len(click.unstyle(line)) for line in lines) in (59, 60)
+    assert all(line.startswith("  ") for line in lines)
+    assert sum(line.startswith("  registry.yaml:4:7: ") for line in lines) == 1
 
 
 def test_columns_align_whatever_the_colour() -> None:
