@@ -68,7 +68,8 @@ class CheckedModel:
     """One entry of the registry.
 
     Attributes:
-        status: ``skipped``: a repo may not be read without a token. ``unknown``: something could not be told now.
+        status: ``failed``: a finding is at or above ``--fail-on``. ``skipped``: a repo may not be read without a token.
+            ``unknown``: something could not be told now.
         compared: What the plan is made of; null where there is no plan.
         cost: What a host that has the model as it was moves; null where it was not compared with anything.
         trouble: What kept it from being told; null where nothing did.
@@ -223,9 +224,16 @@ def print_unusable(error: InvalidRegistry, form: str) -> None:
         )
         for problem in error.data.get("problems", [whole])
     ]
+    from overlay.contract.check import Report
+
+    summary = f"{counts(findings)} · nothing was checked"
     lines = annotation_lines(findings) if form == "github" else findings_text(findings)
-    for line in (*lines, f"{counts(findings)} · nothing was checked"):
+    for line in (*lines, summary):
         say(line)
+    if form == "github":
+        whole_file = Report(shown_path(findings[0].place.file), "failed", tuple(findings))
+        _append("GITHUB_STEP_SUMMARY", markdown((whole_file,), summary))
+        _append_outputs("failed", findings, 0)
 
 
 def findings_text(findings: Iterable[Finding], indent: str = "") -> Iterator[str]:
@@ -243,14 +251,20 @@ def _print_github(document: Checked, reports: Sequence[Report]) -> None:
     for line in (*annotation_lines(findings), *document.ending(reports)):
         say(line)
     statuses = {report.status for report in reports}
+    status = next((status for status in ("failed", "unknown", "skipped") if status in statuses), "passed")
+    _append("GITHUB_STEP_SUMMARY", markdown(reports, document.summary(findings), document.notes))
+    _append_outputs(status, findings, document.bytes_fetched)
+
+
+def _append_outputs(status: str, findings: Sequence[Finding], bytes_fetched: int) -> None:
+    """The outputs of the step."""
     severities = [finding.severity for finding in findings]
     values = {
-        "status": next((status for status in ("failed", "unknown", "skipped") if status in statuses), "passed"),
+        "status": status,
         "errors": severities.count("error"),
         "warnings": severities.count("warning"),
-        "bytes-fetched": document.bytes_fetched,
+        "bytes-fetched": bytes_fetched,
     }
-    _append("GITHUB_STEP_SUMMARY", markdown(reports, document.summary(findings)))
     _append("GITHUB_OUTPUT", "".join(f"{name}={value}\n" for name, value in values.items()))
 
 

@@ -15,10 +15,11 @@ from overlay.cli._options import FILE, Common, common_options
 from overlay.errors import CheckFailed, InvalidRegistry, NotHere, TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from overlay.contract.before import Before
     from overlay.contract.check import Report
+    from overlay.contract.finding import Severity
     from overlay.hub import Inventory, Repo, Traffic
     from overlay.registry import Pin, Registry, Resolution
     from overlay.registry.lock import LockedModel
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 Form = Literal["text", "json", "github"]
+
+_FAIL_AT: Mapping[str, Severity | None] = {"error": "error", "warning": "warning", "never": None}
 
 
 @click.command(short_help="Check that pinned repos fit together, without downloading weights.")
@@ -38,7 +41,7 @@ Form = Literal["text", "json", "github"]
 )
 @click.option(
     "--fail-on",
-    type=click.Choice(["error", "warning", "never"]),
+    type=click.Choice(list(_FAIL_AT)),
     default="error",
     show_default=True,
     help="Least severity that ends with status 1.",
@@ -92,10 +95,11 @@ def _check_models(
     common: Common, models: Sequence[str], base: str | None, against: Path | None, fail_on: str, form: Form
 ) -> None:
     from overlay.cli._check import Checked, checked_model, print_checked, print_unusable
-    from overlay.contract.before import before_at, before_in, changed_models
-    from overlay.contract.check import check_model
+    from overlay.contract.before import before_at, before_in, changed_models, fallen_back
+    from overlay.contract.check import check_model, judged
     from overlay.hub import Traffic
     from overlay.registry import load_registry
+    from overlay.registry.load import is_of_project, own_models, require_project
     from overlay.registry.lock import lock_path, read_lock
 
     started, traffic = time.monotonic(), Traffic()
@@ -107,26 +111,39 @@ def _check_models(
             raise  # the error document holds every problem
         print_unusable(error, form)
         raise click.exceptions.Exit(error.exit_status) from error
+    notes: list[str] = []
+    if base is not None:
+        require_project(registry, common.registry, "it is the same at every revision of yours")
+    elif not models and not is_of_project(registry, common.registry):
+        notes.append("no registry.yaml of a project is here: the one that ships with this program is checked")
     locked = lock.models if lock else {}
-    chosen = resolutions = _resolutions(registry, models)
+    chosen = resolutions = _resolutions(registry, models or own_models(registry))
     before: Before | None = None
     removed: tuple[str, ...] = ()
     if base is not None or against is not None:
         before = before_at(registry, base) if base is not None else before_in(registry, Path(against or ""))
         entries = {model: resolution.entry for model, resolution in resolutions.items()}
-        chosen = {model: resolutions[model] for model in changed_models(before, entries, locked)}
+        changed = changed_models(before, entries, locked)
+        fallen = () if models else fallen_back(before, registry)
+        gone = f"is not in {registry.path} any more: the entry that ships with this program is in force"
+        notes += [*before.notes, *(f"{model} {gone}" for model in fallen)]
+        resolutions |= _resolutions(registry, fallen)
+        chosen = {model: resolutions[model] for model in (*changed, *fallen)}
         removed = tuple(model for model in before.entries if model not in registry.entries)
 
     def open_other(pin: Pin) -> Repo:
         return _open(common, pin, traffic)
 
     reports = [
-        check_model(
-            resolution,
-            partial(_take, common, traffic),
-            locked=locked.get(model),
-            before=before.model(model) if before else None,
-            open_other=open_other,
+        judged(
+            check_model(
+                resolution,
+                partial(_take, common, traffic),
+                locked=locked.get(model),
+                before=before.model(model) if before else None,
+                open_other=open_other,
+            ),
+            _FAIL_AT[fail_on],
         )
         for model, resolution in chosen.items()
     ]
@@ -138,19 +155,18 @@ def _check_models(
         removed=removed,
         bytes_fetched=traffic.nbytes,
         seconds=round(time.monotonic() - started, 3),
-        notes=before.notes if before else (),
+        notes=tuple(notes),
     )
     print_checked(common.output, document, reports, form)
-    if status := _status(reports, fail_on):
+    if status := _status(reports):
         raise click.exceptions.Exit(status)
 
 
 def _resolutions(registry: Registry, models: Sequence[str]) -> dict[str, Resolution]:
-    """What is to be checked: what was named, else every entry of the file in force."""
+    """What is to be checked, by model."""
     from overlay.registry import resolve
-    from overlay.registry.load import own_models
 
-    resolutions = (resolve(name, registry) for name in models or own_models(registry))
+    resolutions = (resolve(name, registry) for name in models)
     return {resolution.model: resolution for resolution in resolutions}
 
 
@@ -181,10 +197,8 @@ def _open(common: Common, pin: Pin, traffic: Traffic) -> Repo:
     return open_repo(pin, hub=common.hub, offline=common.offline, memo=memo, allow_floating=True, traffic=traffic)
 
 
-def _status(reports: Sequence[Report], fail_on: str) -> int:
-    found = {finding.severity for report in reports for finding in report.findings}
-    fatal = {"error": {"error"}, "warning": {"error", "warning"}, "never": set[str]()}[fail_on]
-    if found & fatal:
+def _status(reports: Sequence[Report]) -> int:
+    if any(report.status == "failed" for report in reports):
         return CheckFailed.exit_status
     troubles = [report.trouble.exit_status for report in reports if report.trouble is not None]
     # What may be otherwise in a minute is said before what needs somebody to do something.

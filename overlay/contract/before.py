@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from overlay.contract.git import commit_of, file_at
 from overlay.errors import InvalidRegistry, NotHere
 from overlay.registry import Registry, load_registry, resolve
-from overlay.registry.load import packaged_registry
+from overlay.registry.load import is_packaged, own_models, packaged_registry
 from overlay.registry.lock import lock_path, parse_lock
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.registry import Entry, Resolution
     from overlay.registry.lock import Lock, LockedModel
 
-__all__ = ["Before", "before_at", "before_in", "changed_models"]
+__all__ = ["Before", "before_at", "before_in", "changed_models", "fallen_back"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,14 @@ class Before:
     Attributes:
         name: What it is compared with, for people: a revision, or a file.
         entries: By model; empty where there was no registry, or none that can be used.
+        own: The models that the file itself spoke of.
         locked: What the lock said, by model.
         notes: What the user should know, one sentence each.
     """
 
     name: str
     entries: Mapping[str, Entry] = field(default_factory=dict)
+    own: tuple[str, ...] = ()
     locked: Mapping[str, LockedModel] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -93,14 +95,20 @@ def changed_models(before: Before, entries: Mapping[str, Entry], locked: Mapping
     )
 
 
+def fallen_back(before: Before, registry: Registry) -> tuple[str, ...]:
+    """Models whose entry left the file, so that the one which ships with this program is in force now."""
+    own = own_models(registry)
+    return tuple(model for model in before.own if model in registry.entries and model not in own)
+
+
 def _before(registry: Registry, name: str, content: bytes, lock: bytes | None) -> Before:
     # What was unusable before must not keep anybody from repairing it: then everything counts as changed.
     try:
-        entries = _entries(registry, content, name)
+        entries, own = _entries(registry, content, name)
     except InvalidRegistry as error:
         return Before(name, notes=(f"the registry was unusable before, so every entry is checked: {error.message}",))
     parsed, notes = _lock(lock, name)
-    return Before(name, entries, parsed.models if parsed else {}, notes)
+    return Before(name, entries, own, parsed.models if parsed else {}, notes)
 
 
 def _lock(data: bytes | None, name: str) -> tuple[Lock | None, tuple[str, ...]]:
@@ -112,16 +120,14 @@ def _lock(data: bytes | None, name: str) -> tuple[Lock | None, tuple[str, ...]]:
         return None, (f"the lock was unusable before: {error.message}",)
 
 
-def _entries(registry: Registry, content: bytes, name: str) -> Mapping[str, Entry]:
+def _entries(registry: Registry, content: bytes, name: str) -> tuple[Mapping[str, Entry], tuple[str, ...]]:
     from overlay.registry.explain import checked  # pydantic and the YAML reader, which most commands do without
     from overlay.registry.merge import lay_over
     from overlay.registry.server import apply_server_registry
     from overlay.registry.strict_yaml import parse
 
-    packaged = packaged_registry()
-    in_force = Path(registry.path)
-    is_packaged = in_force.exists() and in_force.samefile(packaged)
-    below = {} if is_packaged else load_registry(packaged, environ={}).entries
+    below = {} if is_packaged(registry.path) else load_registry(packaged_registry(), environ={}).entries
     document = parse(content, name)
-    entries, _ = lay_over(below, checked(document).models, document, name)
-    return apply_server_registry(entries, os.environ, Path.cwd())[0]
+    models = checked(document).models
+    entries, _ = lay_over(below, models, document, name)
+    return apply_server_registry(entries, os.environ, Path.cwd())[0], tuple(models)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from overlay.contract.cost import Compared
+    from overlay.contract.finding import Severity
     from overlay.contract.subject import Check
     from overlay.hub import Inventory, Repo
     from overlay.planning.outputs import Input
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from overlay.registry import Entry, Pin, Resolution
     from overlay.registry.lock import LockedModel
 
-__all__ = ["CHECKS", "Report", "Status", "check", "check_model"]
+__all__ = ["CHECKS", "Report", "Status", "check", "check_model", "judged"]
 
 Status = Literal["passed", "failed", "skipped", "unknown"]
 
@@ -71,8 +72,8 @@ class Report:
     """What checking one model came to.
 
     Attributes:
-        status: ``failed``: a finding is an error. ``unknown``: no error was found, but something could not be told
-            now. ``skipped``: likewise, for lack of a token.
+        status: ``failed``: a finding is an error, or what else :func:`judged` was told to fail at. ``unknown``: none
+            is, but something could not be told now. ``skipped``: likewise, for lack of a token.
         findings: By place, the worst first.
         compared: What a plan was made of; None where none could be made.
         cost: What a host that has the model as it was moves; None where nothing is known of before.
@@ -111,7 +112,7 @@ def check_model(
     except OverlayError as error:
         told, trouble = _told(error, entry)
         unread = told or ([] if trouble else [_plan_refused(error, entry)])
-        return _report(entry, [*unread, *staleness(entry, locked)], trouble=trouble)
+        return _report(entry, [*unread, *staleness(resolution, locked)], trouble=trouble)
     former = None
     if before is not None:
         try:
@@ -134,6 +135,19 @@ def check(subject: Subject, open_other: Callable[[Pin], Repo] | None = None) -> 
         return _check(subject, checks)
     except _FormerUnreadableError:
         return _check(replace(subject, before=None), checks)
+
+
+def judged(report: Report, fail_on: Severity | None = "error") -> Report:
+    """A report whose status follows the severity at which a finding fails it; None: at none."""
+    found_worst = worst(report.findings)
+    status: Status = "passed"
+    if found_worst and fail_on and SEVERITIES.index(found_worst) >= SEVERITIES.index(fail_on):
+        status = "failed"
+    elif report.trouble is not None:
+        status = "unknown"
+    elif any(finding.code == "skipped" for finding in report.findings):
+        status = "skipped"
+    return replace(report, status=status)
 
 
 class _FormerUnreadableError(Exception):
@@ -270,15 +284,7 @@ def _report(
     trouble: OverlayError | None = None,
 ) -> Report:
     ordered = tuple(sorted(_distinct(findings), key=_order))
-    codes = {finding.code for finding in ordered}
-    status: Status = "passed"
-    if worst(ordered) == "error":
-        status = "failed"
-    elif trouble is not None:
-        status = "unknown"
-    elif "skipped" in codes:
-        status = "skipped"
-    return Report(entry.model, status, ordered, what, the_cost, trouble)
+    return judged(Report(entry.model, "passed", ordered, what, the_cost, trouble))
 
 
 def _distinct(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -106,14 +106,15 @@ def annotation_lines(findings: Sequence[Finding]) -> Iterator[str]:
             yield f"{len(those) - ANNOTATIONS} more of severity {severity} are in the summary of this job"
 
 
-def markdown(reports: Sequence[Report], summary: str) -> str:
-    """The step's summary: one table of findings, and what became of each model."""
+def markdown(reports: Sequence[Report], summary: str, notes: Sequence[str] = ()) -> str:
+    """The step's summary: what became of each model, why it could not be told where that is so, and the findings."""
     findings = [finding for report in reports for finding in report.findings]
-    lines = [f"### overlay check: {_cell(summary)}", ""]
+    lines = [f"### overlay check: {_cell(summary)}", "", *(line for note in notes for line in (_cell(note), ""))]
     if reports:
         lines += ["| model | status |", "|---|---|"]
         lines += [f"| {_cell(report.model)} | {report.status} |" for report in reports[:MARKDOWN_ROWS]]
         lines.append("")
+    lines += [line for report in reports[:MARKDOWN_ROWS] for line in _trouble(report)]
     if findings:
         lines += ["| severity | code | where | what | fix |", "|---|---|---|---|---|"]
     lines += [
@@ -124,6 +125,14 @@ def markdown(reports: Sequence[Report], summary: str) -> str:
     if len(findings) > MARKDOWN_ROWS:
         lines += ["", f"{len(findings) - MARKDOWN_ROWS} more: `overlay check` prints all of them."]
     return "\n".join(lines) + "\n\n"
+
+
+def _trouble(report: Report) -> Iterator[str]:
+    """Why something could not be told."""
+    if report.trouble is not None:
+        hint = f" ({_cell(report.trouble.hint)})" if report.trouble.hint else ""
+        yield f"{_cell(report.model)}: not told, `{report.trouble.code}`: {_cell(report.trouble.message)}{hint}"
+        yield ""
 
 
 def _by_consumer(finding: Finding) -> str:

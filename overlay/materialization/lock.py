@@ -23,12 +23,12 @@ from overlay.registry.lock import Lock, LockedModel, dump_lock, lock_path, read_
 from overlay.registry.replace import replace_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from overlay.materialization.request import Phase
 
-__all__ = ["LockedEntry", "Locking", "facts_of", "lock", "models_to_lock"]
+__all__ = ["LockedEntry", "Locking", "facts_of", "lock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LockedEntry:
 
     Attributes:
         result: ``new``, ``changed`` or ``unchanged``; ``skipped``: it cannot be locked; ``removed``: it was locked, and
-            is not in the registry any more or floats now.
+            is not in the registry file any more or floats now.
         changes: What the lock says otherwise now, a line each; why, where it was skipped or removed.
     """
 
@@ -75,7 +75,7 @@ def lock(
     The expected output of a model stays while its pins and its recipe do.
 
     Args:
-        models: Registry keys; none for every model of the registry file, and those that are locked already.
+        models: Registry keys; none for exactly the models of the registry file, so that others leave the lock.
         from_build: A materialization of the one model: verified in full, its output becomes the expected one.
         dry_run: Write nothing, in the project or elsewhere.
 
@@ -96,7 +96,8 @@ def lock(
     found: dict[str, LockedModel] = {}
     told: dict[str, LockedEntry] = {}
     traffic = Traffic()
-    for model in models or models_to_lock(registry, before):
+    own = own_models(registry)
+    for model in models or own:
         resolution = resolve_model(model, registry)
         if why := _cannot_be_locked(resolution):
             if models:
@@ -114,14 +115,8 @@ def lock(
             known = facts_of(resolution, options, traffic, dry_run=dry_run, phase=phase)
         found[model] = known.model_copy(update={"expected": expected})
     with _alone(path.parent):
-        entries, written = _merge(path, registry, found, told, dry_run=dry_run)
+        entries, written = _merge(path, registry, found, told, registry.entries if models else own, dry_run=dry_run)
     return Locking(path, entries, written, traffic.nbytes)
-
-
-def models_to_lock(registry: Registry, known: Lock) -> list[str]:
-    """The models that the registry file itself speaks of, and those of the registry in force that are locked."""
-    named = {*own_models(registry), *known.models}
-    return [model for model in registry.entries if model in named]
 
 
 def facts_of(
@@ -175,9 +170,19 @@ def _is_current(known: LockedModel, entry: Entry) -> bool:
 
 
 def _merge(
-    path: Path, registry: Registry, found: dict[str, LockedModel], told: dict[str, LockedEntry], *, dry_run: bool
+    path: Path,
+    registry: Registry,
+    found: dict[str, LockedModel],
+    told: dict[str, LockedEntry],
+    staying: Collection[str],
+    *,
+    dry_run: bool,
 ) -> tuple[tuple[LockedEntry, ...], bool]:
-    """Lay what was found over what the file holds now, which another run may have written meanwhile."""
+    """Lay what was found over what the file holds now, which another run may have written meanwhile.
+
+    Args:
+        staying: Models that may stay in the lock; others leave it.
+    """
     now = path.read_bytes() if path.is_file() else None
     before = (read_lock(path) or Lock()).models
     models = dict(before)
@@ -189,8 +194,11 @@ def _merge(
         said = changes(known, kept)
         told[model] = LockedEntry(model, "new" if known is None else "changed" if said else "unchanged", said)
     for model in before:
-        if model not in registry.entries:
-            told[model] = LockedEntry(model, "removed", ("not in the registry any more",))
+        if model not in staying:
+            why = "not in the registry any more"
+            if model in registry.entries:
+                why = f"not in {registry.path}: the entry that ships with this program is in force"
+            told[model] = LockedEntry(model, "removed", (why,))
         if model in told and told[model].result == "removed":
             del models[model]
     after = dump_lock(Lock(models=models))

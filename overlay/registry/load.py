@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE_NAME",
     "VARIABLE",
+    "is_of_project",
     "is_packaged",
     "load_registry",
     "locked_model",
@@ -28,6 +29,7 @@ __all__ = [
     "packaged_registry",
     "project_registry",
     "relock_hint",
+    "require_project",
 ]
 
 FILE_NAME = "registry.yaml"
@@ -98,18 +100,37 @@ def project_registry(flag: Path | None) -> Registry:
 
     environ = {name: value for name, value in os.environ.items() if name != OF_A_SERVER}
     registry = load_registry(flag, environ=environ)
+    require_project(registry, flag, "nothing is written beside it")
+    return registry
+
+
+def require_project(registry: Registry, flag: Path | None, why: str) -> None:
+    """Refuse the registry that ships with this program, except in its own checkout.
+
+    Args:
+        why: What follows from its being no project's, for the message.
+
+    Raises:
+        InvalidUsage: It is that one.
+    """
+    if not is_of_project(registry, flag):
+        raise InvalidUsage(
+            f"{registry.path}: ships with this program, so {why}",
+            code="no-project",
+            hint="start a registry of your own: overlay init; or name one: --registry FILE",
+            registry=registry.path,
+        )
+
+
+def is_of_project(registry: Registry, flag: Path | None) -> bool:
+    """Whether a registry is one of a project, which the one that ships with this program is in its checkout alone."""
+    if not is_packaged(registry.path):
+        return True
     packaged = packaged_registry()
     installed = packaged.parent == Path(__file__).parent  # in a checkout it lies at the top
     with suppress(OSError):
-        meant = flag is not None or Path.cwd().is_relative_to(packaged.parent)
-        if packaged.samefile(registry.path) and (installed or not meant):
-            raise InvalidUsage(
-                f"{packaged}: ships with this program, so nothing is written beside it",
-                code="no-project",
-                hint="start a registry of your own: overlay init; or name one: --registry FILE",
-                registry=str(packaged),
-            )
-    return registry
+        return not installed and (flag is not None or Path.cwd().is_relative_to(packaged.parent))
+    return False
 
 
 def locked_model(registry: str | Path, model: str) -> LockedModel | None:

@@ -203,9 +203,11 @@ def test_fail_on(
     project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]], fail_on: str, warns: int, fails: int
 ) -> None:
     """Status 1 at or above the severity that is asked for; a missing lock is a warning."""
-    said("--fail-on", fail_on, status=warns)
+    [model] = json.loads(said("--fail-on", fail_on, "--json", status=warns)[0])["models"]
+    assert model["status"] == ("failed" if warns else "passed")
     naive_bump(project, hub)
-    said("--fail-on", fail_on, status=fails)
+    out, _ = said("--fail-on", fail_on, status=fails)
+    assert f"{MODEL}  {'failed' if fails else 'passed'}" in out
 
 
 @pytest.fixture
@@ -431,12 +433,110 @@ def test_what_is_missing_is_named(
 def test_a_registry_without_entries_says_so(project: Path, said: Callable[..., tuple[str, str]]) -> None:
     """Nothing was checked, and that is not "nothing found"; what the packaged registry has is checked by name."""
     (project / "registry.yaml").write_text("schema_version: 1\nmodels: {}\n")
+    commit(project, "commit", "-qam", "none")
     for args in ([], ["--base", "main"]):
         first = said(*args)[0].splitlines()[0]
         assert first == "registry.yaml: has no models of its own, so nothing was checked"
 
 
+def test_an_entry_that_falls_back_on_the_packaged_one_is_a_change(
+    project: Path, hub: HubFolder, said: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pins that are in force now are checked, and what became of the entry is said; a lock of it is to go."""
+    write_registry(project / "registry.yaml", next_overlay(hub, "other"))
+    assert run(["lock", "-q"]) == 0
+    capsys.readouterr()
+    commit(project, "add", ".")
+    commit(project, "commit", "-qm", "locked")
+    (project / "registry.yaml").write_text("schema_version: 1\nmodels: {}\n")
+    document = json.loads(said("--base", "main", "--json", status=1)[0])
+    [model] = document["models"]
+    assert model["model"] == MODEL
+    stale = next(finding for finding in model["findings"] if finding["code"] == "lock-stale")
+    assert stale["fix"] == "overlay lock"
+    gone = "registry.yaml any more: the entry that ships with this program is in force"
+    assert [note for note in document["notes"] if note.startswith(f"{MODEL} is not in ") and note.endswith(gone)]
+
+    assert run(["lock", "-q"]) == 0
+    capsys.readouterr()
+    # The made overlay has another fingerprint than the published one.
+    [model] = json.loads(said("--base", "main", "--json", status=1)[0])["models"]
+    assert not [finding for finding in model["findings"] if finding["code"].startswith("lock-")]
+
+
+@pytest.fixture
+def nowhere(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without a registry, as of an installed program."""
+    folder = tmp_path / "nowhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_without_a_project_no_revision_is_asked_for(nowhere: Path, said: Callable[..., tuple[str, str]]) -> None:
+    """git would be asked of the folder that the program is installed in."""
+    _, err = said("--base", "HEAD", status=2)
+    assert err.startswith("error[no-project]: ")
+    assert "overlay init" in err
+    assert "--registry" in err
+
+
+def test_without_a_project_the_packaged_registry_is_checked_and_that_is_said(
+    nowhere: Path, said: Callable[..., tuple[str, str]]
+) -> None:
+    """First of all; and nothing tells to lock what ships with the program."""
+    out, err = said(status=1)  # what the made hub has at these commits is not what ships
+    assert err.splitlines()[0].startswith("no registry.yaml of a project is here: the one that ships with this program")
+    assert "overlay lock" not in out + err
+    assert "lock-missing" not in out
+
+
 # In a workflow
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[str, dict[str, str]]]:
+    """The summary and the outputs that a workflow's step wrote."""
+    summary, output = tmp_path / "summary.md", tmp_path / "output"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(output))
+    return lambda: (summary.read_text(), dict(line.split("=") for line in output.read_text().splitlines()))
+
+
+def test_a_workflow_of_a_broken_registry_gets_a_status_and_the_place(
+    project: Path, said: Callable[..., tuple[str, str]], written: Callable[[], tuple[str, dict[str, str]]]
+) -> None:
+    """A step without outputs would read as one that never ran."""
+    text = (project / "registry.yaml").read_text()
+    (project / "registry.yaml").write_text(text.replace("recipe:", "recepi:"))
+    said(status=2)
+    summary, values = written()
+    assert (values["status"], values["errors"], values["warnings"]) == ("failed", "1", "0")
+    assert "| registry.yaml | failed |" in summary
+    assert "| registry.yaml:" in summary
+    assert "recepi" in summary
+
+
+def test_a_workflow_in_an_outage_is_told_why(
+    server: HubServer, said: Callable[..., tuple[str, str]], written: Callable[[], tuple[str, dict[str, str]]]
+) -> None:
+    """The status alone does not say what to wait for."""
+    server.fault(path="/api/*", status=503)
+    said(status=5)
+    summary, values = written()
+    assert values["status"] == "unknown"
+    assert f"{MODEL}: not told, `hub-unavailable`: " in summary
+
+
+def test_the_status_of_a_workflow_follows_fail_on(
+    project: Path, said: Callable[..., tuple[str, str]], written: Callable[[], tuple[str, dict[str, str]]]
+) -> None:
+    """A step that fails says so in its output, too."""
+    said("--fail-on", "warning", status=1)
+    summary, values = written()
+    assert (values["status"], values["errors"]) == ("failed", "0")
+    assert f"| {MODEL} | failed |" in summary
 
 
 def test_a_workflow_gets_annotations_a_summary_and_outputs(

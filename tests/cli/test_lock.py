@@ -242,6 +242,41 @@ def test_models_that_left_the_registry_go(project: Project, capsys: pytest.Captu
     assert list(project.models()) == [MODEL]
 
 
+def test_models_that_fall_back_on_the_packaged_registry_go(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a model named, the lock is of exactly the file's own models, whatever it held."""
+    told(capsys)
+    project.registry.write_text("schema_version: 1\nmodels: {}\n")
+    document = told(capsys)
+
+    assert results(document) == {MODEL: "removed"}
+    [change] = document["models"][0]["changes"]
+    assert change.startswith(f"not in {project.registry}: the entry that ships with this program")
+    assert project.models() == {}
+    assert told(capsys)["written"] is False
+
+
+def test_what_is_written_does_not_depend_on_what_was_there(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An edited lock, one of more models and none at all come to the same bytes."""
+    told(capsys)
+    right = project.lock.read_bytes()
+    document = json.loads(right)
+    section = document["models"][MODEL]
+    section["location"] = "elsewhere"
+    section["adapters"] = []
+    section["repos"][MODEL] |= {"complete": False, "licenses": []}
+    document["models"]["acme/more"] = section
+    project.lock.write_text(json.dumps(document))
+    told(capsys)
+    assert project.lock.read_bytes() == right
+    project.lock.unlink()
+    told(capsys)
+    assert project.lock.read_bytes() == right
+
+
 def test_refuses_a_named_model_that_floats(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
     """What cannot be locked and was asked for by name is an error, not a remark."""
     project.add(FLOATING)

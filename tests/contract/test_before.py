@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from overlay.contract.before import before_at, before_in, changed_models
+from overlay.contract.before import before_at, before_in, changed_models, fallen_back
 from overlay.contract.git import commit_of, file_at
 from overlay.errors import InvalidUsage, NotHere
 from overlay.registry import Registry, load_registry
@@ -127,6 +127,19 @@ def test_the_packaged_registry_is_compared_with_itself_alone(tmp_path: Path) -> 
     before = before_in(now, tmp_path / "old.yaml")
 
     assert changed_models(before, now.entries, {}) == tuple(now.entries)
+
+
+def test_an_entry_that_leaves_the_file_falls_back_on_the_packaged_one(project: Path, tmp_path: Path) -> None:
+    """One that the packaged registry has is still there, with other pins; one that it has not is gone."""
+    [packaged, *_] = load_registry(packaged_registry(), environ={}).entries
+    text = REGISTRY.format(A, B)
+    (tmp_path / "old.yaml").write_text(text + text[text.index("  org/model:") :].replace("org/model", packaged, 1))
+    (project / "registry.yaml").write_text("schema_version: 1\nmodels: {}\n")
+    now = registry(project)
+    before = before_in(now, tmp_path / "old.yaml")
+
+    assert before.own == ("org/model", packaged)
+    assert fallen_back(before, now) == (packaged,)
 
 
 def test_against_a_file(project: Path, tmp_path: Path) -> None:

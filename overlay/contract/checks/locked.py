@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.facts import is_license, sha256_of
 from overlay.contract.finding import found
+from overlay.registry.load import is_packaged
 from overlay.registry.lock import recipe_json
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
     from overlay.hub import Repo
-    from overlay.registry import Entry, Pin
+    from overlay.registry import Pin, Resolution
     from overlay.registry.lock import LockedModel, LockedRepo
 
 __all__ = ["check_lock", "staleness"]
@@ -22,16 +23,20 @@ __all__ = ["check_lock", "staleness"]
 
 def check_lock(subject: Subject) -> Iterator[Finding]:
     """Whether there is a lock of these pins, and licences that changed."""
-    yield from staleness(subject.entry, subject.locked)
+    yield from staleness(subject.inventory.resolution, subject.locked)
     yield from _licenses(subject)
 
 
-def staleness(entry: Entry, locked: LockedModel | None) -> Iterator[Finding]:
+def staleness(resolution: Resolution, locked: LockedModel | None) -> Iterator[Finding]:
     """Whether there is a lock, and of this entry; no repo is looked at."""
-    fix = f"overlay lock {entry.model}"
+    entry = resolution.entry
     if locked is None:
-        if all(pin.revision is not None for pin in entry.pins):  # else it cannot be locked, which is said of the pin
-            yield found("lock-missing", entry, "not in the lock, so nothing says what its commits held", fix=fix)
+        pinned = all(
+            pin.revision is not None for pin in entry.pins
+        )  # else it cannot be locked, which is said of the pin
+        if pinned and not is_packaged(entry.place.file):  # a project locks the entries of its own file
+            message = "not in the lock, so nothing says what its commits held"
+            yield found("lock-missing", entry, message, fix=f"overlay lock {entry.model}")
         return
     differences = locked.differences(entry)
     if differences:
@@ -41,9 +46,17 @@ def staleness(entry: Entry, locked: LockedModel | None) -> Iterator[Finding]:
             entry,
             f"the lock was made for another entry: {'; '.join(differences)}",
             place=changed[0].place if changed else entry.recipe.place if locked.recipe != recipe_json(entry) else None,
-            fix=fix,
+            fix=_relock(resolution),
             differences=list(differences),
         )
+
+
+def _relock(resolution: Resolution) -> str | None:
+    """The command that makes the lock one of this entry; None where nobody writes it."""
+    if is_packaged(resolution.registry_path):
+        return None
+    # Of a model that is in the file no more, it takes the lock away.
+    return "overlay lock" if is_packaged(resolution.entry.place.file) else f"overlay lock {resolution.entry.model}"
 
 
 def _locked_elsewhere(pin: Pin, repos: Mapping[str, LockedRepo]) -> bool:
@@ -68,7 +81,7 @@ def _licenses(subject: Subject) -> Iterator[Finding]:
                 subject.entry,
                 f"{repo.name}: {', '.join(changes)}",
                 place=pin.place,
-                fix="read it before you deploy; then lock again",
+                fix="read it at both commits before you deploy; a lock of the new pins takes it as read",
                 repo=repo.repo,
                 changes=changes,
             )
