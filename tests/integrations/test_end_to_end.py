@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.actions import OVERLAY_BIN, PROJECT, REPOSITORY, make_checkout, read_yaml, run_step
-from support.contracts import MODEL, make_hub, next_source
+from support.contracts import MODEL, make_hub, next_overlay, next_source
 from support.github_issues import TOKEN, Issues, serve
 
 from overlay.demo.registry import write_registry
@@ -85,6 +85,37 @@ def test_relock_then_check(project: Project) -> None:
     assert (again.status, "registry.lock is current" in again.log) == (0, True), again.log
     assert checked.status == 0, checked.log
     assert MODEL in checked.files["GITHUB_STEP_SUMMARY"]
+
+
+def test_relock_of_one_among_entries_that_cannot_be_read(project: Project) -> None:
+    """A bot moves the overlay of one entry, which has no fingerprint: another one, gated by now, is not asked for."""
+    registry, git = project.checkout.work / "registry.yaml", project.checkout.git
+    other = project.hub.root / "acme/other"
+    other.parent.mkdir()
+    other.symlink_to(project.hub.source_folder.parent)
+    git("checkout", "--quiet", "-B", BRANCH)
+    entry = re.sub(r", fingerprint: \w+", "", registry.read_text().partition("models:\n")[2])
+    registry.write_text(f"schema_version: 1\nmodels:\n{entry}{entry.replace(MODEL, 'acme/other')}")
+    git("commit", "--quiet", "--all", "--message", "Add a model")
+    git("push", "--quiet", "--force", "origin", BRANCH)
+    both = project.step("relock")
+    project.base = project.checkout.remote("rev-parse", BRANCH)
+    git("reset", "--quiet", "--hard", project.base)
+
+    other.unlink()
+    bumped = next_overlay(project.hub, "a card")
+    (bumped.overlay_folder / "README.md").write_text("# Another card\n")
+    registry.write_text(registry.read_text().replace(project.hub.overlay, bumped.overlay, 1))
+    git("commit", "--quiet", "--all", "--message", "Move the pin")
+    git("push", "--quiet", "--force", "origin", BRANCH)
+    relocked = project.step("relock")
+    checked = project.step("check")
+
+    assert both.status == 0, both.log
+    assert relocked.status == 0, relocked.log
+    assert bumped.overlay in project.checkout.remote("show", f"{BRANCH}:registry.lock")
+    assert checked.status == 0, checked.log
+    assert "fingerprint-differs" not in checked.log
 
 
 def test_broken_bump_is_annotated(project: Project) -> None:
