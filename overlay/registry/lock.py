@@ -233,7 +233,8 @@ class LockedModel(_Section):
             elif repo not in self.repos:
                 found.append(f"{repo} is new in the entry")
             elif pins[repo].revision not in (None, self.repos[repo].revision):
-                found.append(f"{repo} is locked at {self.repos[repo].revision[:12]}, pinned at {pins[repo]}")
+                locked, now = self.repos[repo].revision[:12], str(pins[repo].revision)[:12]
+                found.append(f"{repo} is locked at {locked}, pinned at {now}")
         components = {need.pin.repo: need.components for need in entry.needs}
         found += [
             f"{repo}: locked with the components {', '.join(locked.components) or 'none'}"

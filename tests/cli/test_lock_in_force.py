@@ -81,7 +81,7 @@ def test_resolve_shows_a_stale_lock(
 ) -> None:
     """The first difference; of a model that is absent, locking is what comes next."""
     locked(other_commit)
-    what = f"{MODEL} is locked at 000000000000, pinned at {MODEL}@{world.hub.source[:12]}"
+    what = f"{MODEL} is locked at 000000000000, pinned at {world.hub.source[:12]}"
     assert row(lines(capsys, "resolve", MODEL), "lock") == [f"stale: {what}"]
     found = document("resolve", "resolve", MODEL)
     assert (found["state"], found["lock"]["state"], found["lock"]["differences"]) == ("present", "stale", [what])

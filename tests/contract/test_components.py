@@ -93,7 +93,7 @@ def test_nothing_is_missing(tmp_path: Path, change: Callable[[HubFolder], None])
         ),
         pytest.param(
             empty("text_encoder", "*.safetensors*"),
-            "has no weights in text_encoder; there is text_encoder/config.json, text_encoder/generation_config.json",
+            "has no weights in text_encoder; there is text_encoder/{config.json,generation_config.json}",
             ["text_encoder"],
             NEED_PIN,
             id="carried-without-weights",

@@ -412,7 +412,7 @@ LOCKED = LockedModel(
     ("changes", "said"),
     [
         ({}, None),
-        ({"source": Pin("acme/model", B)}, "acme/model is locked at aaaaaaaaaaaa, pinned at acme/model@bbbbbbbbbbbb"),
+        ({"source": Pin("acme/model", B)}, "acme/model is locked at aaaaaaaaaaaa, pinned at bbbbbbbbbbbb"),
         ({"source": Pin("acme/other", A)}, "acme/model is not in the entry any more"),
         ({"overlay": None}, "acme/overlay is not in the entry any more"),
         ({"needs": ()}, "acme/need is not in the entry any more"),

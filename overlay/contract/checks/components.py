@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, named, pin_of, shown, unless_broken
+from overlay.contract.reading import MOST_DATA, folded_paths, named, pin_of, shown, unless_broken
 from overlay.formats.files import PICKLES
 from overlay.formats.model_index import read_model_index
 from overlay.planning.mappings import select
@@ -64,7 +64,9 @@ def _carried(subject: Subject) -> Iterator[Finding]:
             elif any(path.endswith(".safetensors.index.json") for path in top):
                 continue  # said by ``shard-missing``
             else:
-                problem = f"has no weights in {shown(component)}; there is {named(top, 8) or 'no file but in folders'}"
+                problem = (
+                    f"has no weights in {shown(component)}; there is {folded_paths(top, 8) or 'no file but in folders'}"
+                )
             yield found(
                 "component-missing",
                 subject.entry,
