@@ -17,8 +17,10 @@ from overlay.materialization.inputs import hash_ahead
 from overlay.materialization.job import Job
 from overlay.materialization.learning import settled_survey
 from overlay.materialization.lock_in_force import lock_in_force
+from overlay.materialization.lock_of_tree import expected_tree
 from overlay.materialization.lookup import remember
 from overlay.materialization.publishing import Published, publish, seal, where_one_may
+from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import identity_of, pins_of, run_report
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from overlay.materialization.request import Phase
     from overlay.materialization.state import State
     from overlay.planning.plan import Plan
-    from overlay.registry import Resolution
+    from overlay.registry import Registry, Resolution
 
 __all__ = ["Materialization", "materialize", "plan"]
 
@@ -74,10 +76,11 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     Raises:
         OverlayError: As :func:`materialize` up to its first write, and that this write is not possible.
     """
-    resolution = resolve_model(model, load_registry(options.registry))
+    registry = load_registry(options.registry)
+    resolution = resolve_model(model, registry)
     cache = open_cache(options, create=False)
     memo = open_memo(cache, write=False)
-    is_present = _present(resolution, options) is not None
+    is_present = _present(resolution, registry, options) is not None
     in_force = None if is_present else lock_in_force(resolution)
     inventory = _inventory(resolution, options, memo)
     the_plan = _plan(inventory, in_force, options, memo, phase)
@@ -91,13 +94,20 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     return work
 
 
-def _present(resolution: Resolution, options: Options) -> State | None:
-    """The state of a model that is here, as pins alone can tell; None where a run has to look closer."""
+def _present(resolution: Resolution, registry: Registry, options: Options) -> State | None:
+    """The state of a model that is here, as pins and record can tell; None where a run has to look closer.
+
+    That is also where the lock in force expects another output than the record tells of.
+    """
     if not is_settled(resolution) or options.only:
         return None
     cache = open_cache(options, create=False)
     state = find_state(resolution, cache, options.rule, location_at_hand(resolution, options))
-    return state if state.name == "present" else None
+    if state.name != "present" or state.tree is None:
+        return None
+    record = read_record(state.tree)
+    expected = expected_tree(record, registry) if record else None
+    return None if record and expected and expected.problems(record) else state
 
 
 def _inventory(resolution: Resolution, options: Options, memo: DigestMemo) -> Inventory:
@@ -150,8 +160,9 @@ def materialize(
         OverlayError: See ``docs/reference/exit-statuses.md``; nothing is published then, and finished files are kept.
     """
     started = time.monotonic()
-    resolution = resolve_model(model, load_registry(options.registry))
-    if state := _present(resolution, options):
+    registry = load_registry(options.registry)
+    resolution = resolve_model(model, registry)
+    if state := _present(resolution, registry, options):
         seconds = time.monotonic() - started
         return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
     in_force = lock_in_force(resolution)

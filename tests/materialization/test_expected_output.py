@@ -26,7 +26,7 @@ from overlay.fusion.products import Products
 from overlay.fusion.self_test import SelfTest
 from overlay.materialization.compare import compare
 from overlay.materialization.lock import lock
-from overlay.materialization.materialize import materialize
+from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.resolve import resolve
 from overlay.materialization.verify import verify
@@ -191,6 +191,37 @@ def test_what_stays_different_is_in_no_object(chosen: Options, shared_build: Bui
     refused(chosen)
     assert [(tree, inode)] == [(path, path.stat().st_ino) for path in quarantined(root)]
     assert list((root / ".overlay/staging").glob("*")) == []
+
+
+def test_a_model_that_is_here_is_held_against_a_lock_that_came_later(chosen: Options, document: dict[str, Any]) -> None:
+    """A host that built before anybody expected anything is told as well; what is published stays."""
+    done = materialize(VDN, chosen)
+    write_lock(VDN, chosen, document)
+    assert materialize(VDN, chosen).result == "present"
+    other_tensor(document)
+    write_lock(VDN, chosen, document)
+    refused(chosen)
+    assert done.path is not None
+    assert verify(done.path).ok
+    assert not plan(VDN, chosen).is_present
+
+
+@pytest.mark.usefixtures("flawed")
+def test_a_tree_built_wrong_before_the_lock_came_is_replaced(
+    chosen: Options, shared_build: Built, document: dict[str, Any]
+) -> None:
+    """By what the ordered kernel makes; the wrong tree is still there, and no location leads to it."""
+    wrong = materialize(VDN, chosen)
+    assert wrong.path is not None
+    assert not compare(wrong.path, shared_build.tree).identical
+    write_lock(VDN, chosen, document)
+    right = materialize(VDN, chosen)
+    assert right.path is not None
+    assert compare(right.path, shared_build.tree).identical
+    assert right.location is not None
+    assert right.location.resolve() == right.path
+    assert wrong.path.is_dir()
+    assert materialize(VDN, chosen).result == "present"
 
 
 def test_a_damaged_tree_in_quarantine_is_replaced(chosen: Options, document: dict[str, Any]) -> None:
