@@ -184,7 +184,8 @@ def _to_newest(resolution: Resolution, repos: Repos) -> _Outcome:
     if found.pair is not None:
         reason = broken if is_broken else None
         return _Outcome(resolution, "would-bump", pinned, found.pair, found.report, reason)
-    limit = "" if found.is_whole else ", not all there are"
+    limit = ", not all there are" if repos.hub is None else "; folders have no history"
+    limit = "" if found.is_whole else limit
     looked = f"no {'other' if is_broken else 'newer'} pair of commits holds ({found.pairs} looked at{limit})"
     heads = f"; at the heads: {found.reason}" if found.newest else ""
     if is_broken:
