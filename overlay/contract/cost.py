@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Compared", "Cost", "compared", "cost"]
 
 
+_WEIGHTY = 1_000_000
+"""Bytes of other files that are worth a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """What a plan was made of, counted: LoRA pairs, adapter specs, and shards of weights that are written."""
@@ -44,6 +48,7 @@ class Cost:
         written: To the cache.
         linked: Files taken over from the Hub's cache. Where no link is possible they are copied.
         room: Bytes that the disk needs for what is downloaded and written, whole files.
+        others: Bytes of new files that hold no tensors (tokenizers, configs), which no counter of a run counts.
         is_most: It may be less: which shards change is known once the new adapters are read.
     """
 
@@ -53,12 +58,14 @@ class Cost:
     written: int
     linked: int
     room: int
+    others: int = 0
     is_most: bool = False
 
     def __str__(self) -> str:
         """``0 bytes``, or what is moved and the room that it takes."""
         if not self.rebuilt and not self.downloaded and not self.linked:
-            return "0 bytes"
+            weighty = self.others >= _WEIGHTY
+            return f"0 bytes of weights, {format_bytes(self.others)} of other files" if weighty else "0 bytes"
         moved = {"download": self.downloaded, "write": self.written, "link": self.linked, "room": self.room}
         text = " · ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in moved.items() if nbytes)
         rebuilt = f", {counted(len(self.rebuilt), 'file')} to rebuild" if self.rebuilt else ""
@@ -97,6 +104,7 @@ def cost(before: Plan, plan: Plan, payload: Callable[[Input], int]) -> Cost:
         read=read + sum(payload(source) for source in unread.values()),
         written=sum(layout.file_size - len(layout.header) for layout in layouts),
         linked=sum(payload(source) for source in {output.input.digest: output.input for output in carried}.values()),
+        others=sum(source.size for source in new.values() if not source.path.endswith(".safetensors")),
         room=sum(layout.file_size for layout in layouts) + sum(s.size for s in new.values()) + generated,
         is_most=any(_may_be_there(output, had, unread.keys()) for output in built),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hub_server import HubServer
 from support.bumps import TURBO, cost_of
-from support.contracts import codes
+from support.contracts import codes, next_source
 from support.hubs import client_of
 from support.models import VDN, vdn_registry
 
@@ -129,6 +129,18 @@ def test_a_changed_component_is_downloaded_and_linked(hub: HubFolder, online: No
     assert found.room > found.downloaded
 
 
+def test_a_large_file_without_tensors_is_told(hub: HubFolder, online: None, tmp_path: Path) -> None:
+    """No counter counts it, but nobody would call it nothing."""
+    after = next_source(hub, "a vocabulary")
+    path = after.source_folder / "h3-base/audio_vae/vocabulary.json"
+    path.write_text("[" + "0," * 1_500_000 + "0]")
+    found = cost(hub, after, tmp_path)
+
+    assert (found.rebuilt, found.downloaded, found.written, found.linked) == ((), 0, 0, 0)
+    assert found.others == path.stat().st_size
+    assert str(found) == "0 bytes of weights, 3.0 MB of other files"
+
+
 def test_a_new_adapter_on_a_new_base_is_no_at_most(hub: HubFolder, online: None, tmp_path: Path) -> None:
     """Where the base is other bytes too, every shard is rebuilt for certain."""
     found = cost(hub, bump_turbo_block(reshard_base(hub, 5_000_000), 1), tmp_path)
@@ -141,6 +153,8 @@ def test_a_new_adapter_on_a_new_base_is_no_at_most(hub: HubFolder, online: None,
     ("found", "text"),
     [
         (NOTHING, "0 bytes"),
+        (Cost((), 0, 0, 0, 0, 2000, others=2000), "0 bytes"),
+        (Cost((), 0, 0, 0, 0, 30_000_000, others=30_000_000), "0 bytes of weights, 30.0 MB of other files"),
         (Cost(("a", "b"), 1000, 5, 2000, 0, 3000), "download 1.0 kB · write 2.0 kB · room 3.0 kB, 2 files to rebuild"),
         (Cost((), 1000, 0, 0, 1000, 1000), "download 1.0 kB · link 1.0 kB · room 1.0 kB"),
         (Cost(("a",), 0, 5, 2000, 0, 3000, is_most=True), "at most write 2.0 kB · room 3.0 kB, 1 file to rebuild"),
