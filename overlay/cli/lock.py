@@ -26,7 +26,8 @@ class LockedModel:
     """What locking one model came to.
 
     Attributes:
-        result: ``skipped``: it cannot be locked. ``removed``: it is not in the registry any more, or floats now.
+        result: ``skipped``: it cannot be locked. ``removed``: it is not in the registry file any more, or floats
+            now.
         changes: What the lock says otherwise now, a line each; or why it was skipped or removed.
     """
 
@@ -65,8 +66,8 @@ class Locked:
 def lock(common: Common, models: tuple[str, ...], from_build: Path | None, dry_run: bool) -> None:
     """Write registry.lock beside the registry in force: every file's size and sha256, and what adapters mean.
 
-    Without MODEL, all models of the registry file. Nothing but headers and small files is downloaded. Entries whose
-    pins float are skipped. Commit the file together with the registry.
+    Without MODEL, exactly the models of the registry file: others leave the lock. Nothing but headers and small files
+    is downloaded. Entries whose pins float are skipped. Commit the file together with the registry.
     """
     from overlay.materialization.lock import lock as write_lock
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from support.contracts import MODEL, edit_json, make_hub, next_overlay, next_source, subject_of
 
 from overlay.contract.checks.location import check_location
+from overlay.contract.facts import lock_model
 from overlay.demo.checkpoint import LORA_FILE, LORA_REPO, LORA_REVISION
 from overlay.planning.location import overlay_identity
+from overlay.planning.recipes import make_plan
 from overlay.registry.lock import LockedModel, LockedRepo
 
 if TYPE_CHECKING:
@@ -146,6 +149,14 @@ def test_another_location_than_in_the_lock(tmp_path: Path) -> None:
 
     assert finding.data == {"before": location_of(old), "after": location_of(subject)}
     assert f"kevin-mi/VDN-H3-overlay {hub.overlay[:12]} is now {bumped.overlay[:12]};" in finding.message
+
+
+def test_a_location_that_was_edited_in_the_lock_is_no_change(tmp_path: Path) -> None:
+    """Under the pins that were locked a location does not move: that the lock differs is said of the lock."""
+    subject = subject_of(make_hub(tmp_path), tmp_path)
+    locked = lock_model(subject, make_plan(subject.inventory)).model_copy(update={"location": "x"})
+
+    assert not [f for f in check_location(replace(subject, locked=locked)) if f.code == "location-changed"]
 
 
 def test_what_was_before_counts_more_than_the_lock(tmp_path: Path) -> None:

@@ -76,7 +76,9 @@ def _location_changed(subject: Subject) -> Iterator[Finding]:
         then = _where(subject.before)
         former, why = (then[0], _differences(then[1], fields)) if then else (None, "")
     else:
-        former, why = (subject.locked.location if subject.locked else None), _moved_pins(subject)
+        # Of a lock of these very pins, it is the lock that differs.
+        moved = subject.locked is not None and subject.locked.differences(subject.entry)
+        former, why = (subject.locked.location if subject.locked and moved else None), _moved_pins(subject)
     if former in (None, location):
         return
     entry = subject.entry
