@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -22,7 +21,9 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented,
     http_stream_backoff,
 )
 
-from overlay.errors import BrokenInput, Refused, TryAgain
+from overlay.errors import TryAgain
+from overlay.formats.strict_json import parse_json
+from overlay.hub.answers import not_a_hub, reading
 from overlay.hub.explain import explained
 from overlay.hub.hub_cache import BRANCH, endpoint
 from overlay.hub.trees import tree_from_listing
@@ -51,19 +52,14 @@ def resolve_branch(repo: str, traffic: Traffic | None = None) -> str:
     Raises:
         OverlayError: As ``explained``.
     """
+    where = f"{repo}@{BRANCH}"
     with explained(repo, BRANCH):
         answer = _get(f"/api/models/{repo}/revision/{BRANCH}", traffic).content
-        try:
-            commit = json.loads(answer)["sha"]
-        except (ValueError, KeyError, TypeError):  # an answer, but not that of a Hub
-            commit = None
-    if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-        raise Refused(
-            f"{repo}@{BRANCH}: {endpoint()} names the commit {commit!r}, expected 40 hex digits",
-            code="not-a-hub",
-            hint="check that HF_ENDPOINT points to a Hub, and that no proxy or login page answers in its place",
-            repo=repo,
-        )
+        with reading("description of a repo", where):
+            commit = parse_json(answer, where)["sha"]
+        if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
+            found = repr(commit)[:80]
+            raise not_a_hub(f"{where}: {endpoint()} names the commit {found}, expected 40 hex digits", where)
     return commit
 
 
@@ -71,8 +67,7 @@ def list_tree(repo: str, commit: str, traffic: Traffic | None = None) -> Tree:
     """Every file of a repo at a commit; one request for each thousand files.
 
     Raises:
-        OverlayError: As ``explained``.
-        BrokenInput: The answer is no listing.
+        OverlayError: As ``explained``, and as ``trees.tree_from_listing``.
     """
     where = f"{repo}@{commit[:12]}"
     with explained(repo, commit):
@@ -88,7 +83,7 @@ def pages(target: str, where: str, traffic: Traffic | None = None) -> Iterator[b
         where: How messages name what is listed.
 
     Raises:
-        BrokenInput: It does not end.
+        Refused: It does not end, or leads elsewhere than to a page of the Hub (``not-a-hub``).
     """
     for _ in range(_MAX_PAGES):
         response = _get(target, traffic)
@@ -96,15 +91,14 @@ def pages(target: str, where: str, traffic: Traffic | None = None) -> Iterator[b
         following = response.links.get("next", {}).get("url")
         if following is None:
             return
-        # Only path and query are taken over: a mirror may name the host that it mirrors, and the token goes with it.
-        parts = urlsplit(following)
-        prefix = urlsplit(constants.ENDPOINT).path
-        target = f"{parts.path.removeprefix(prefix)}?{parts.query}"
-    raise BrokenInput(
-        f"{where}: the listing does not end after {_MAX_PAGES} pages",
-        code="not-a-hub",
-        hint="check that HF_ENDPOINT points to a Hub",
-    )
+        with reading("page of a listing", where):
+            # Only path and query are taken over: a mirror may name the host that it mirrors, and the token goes there.
+            parts = urlsplit(following)
+            path = parts.path.removeprefix(urlsplit(constants.ENDPOINT).path)
+            if not path.startswith("/"):
+                raise ValueError(f"next page {following!r}")
+        target = f"{path}?{parts.query}"
+    raise not_a_hub(f"{where}: the listing does not end after {_MAX_PAGES} pages", where)
 
 
 def _get(target: str, traffic: Traffic | None) -> httpx2.Response:

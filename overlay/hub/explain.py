@@ -19,6 +19,7 @@ from huggingface_hub import constants, errors, get_token
 
 from overlay.errors import InvalidUsage, NotHere, OverlayError, Refused, TryAgain
 from overlay.formats.os_errors import cannot_read, cannot_write, meaning_of
+from overlay.hub.answers import not_a_hub
 from overlay.hub.hub_cache import endpoint
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ def _explain(  # noqa: C901, PLR0911, PLR0912  # one line a kind
             return NotHere(f"{at}: not cached, and HF_HUB_OFFLINE is set", code="offline", hint="unset HF_HUB_OFFLINE")
         case errors.HFValidationError():
             return InvalidUsage(f"{at}: {repo!r} is no repo id", code="invalid-repo-id", hint="write it as ORG/NAME")
+        case httpx2.UnsupportedProtocol() | httpx2.InvalidURL() if _is_address(constants.ENDPOINT):
+            return not_a_hub(f"{at}: {source} redirects to what is no address of the web", at)
         case httpx2.UnsupportedProtocol() | httpx2.InvalidURL():
             return InvalidUsage(
                 f"{at}: HF_ENDPOINT={endpoint()} is no address", code="bad-endpoint", hint="write it as https://HOST"
@@ -119,6 +122,8 @@ def _explain(  # noqa: C901, PLR0911, PLR0912  # one line a kind
             return TryAgain(message, code="wrong-length", hint=_AGAIN)
         case OSError():
             return _system(error, at)
+        case RecursionError():  # the client reads what it is refused with, however deeply that is nested
+            return not_a_hub(f"{at}: {source} answers what cannot be read", at)
         case _ if "No space left on device" in str(error):  # what the Rust side of the client has left of it
             return _system(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), at)
         case _:
@@ -204,6 +209,11 @@ def _system(error: OSError, at: str) -> CannotWrite | None:
     place = f"{error.filename} of " if error.filename and str(error.filename) != cache else ""
     elsewhere = "move the Hub's cache: HF_HOME=/where/it/can/be/written"
     return cannot_write(error, at, f"write into {place}the Hub's cache {cache}", elsewhere=elsewhere, cache=cache)
+
+
+def _is_address(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _source() -> str:

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from overlay.errors import BrokenInput, InvalidUsage, NotHere
+from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
-from overlay.formats.strict_json import parse_json
+from overlay.hub.answers import parse_page, reading
 from overlay.hub.folder import FolderRepo, open_in_hub_folder
 from overlay.hub.hub_cache import BRANCH, is_offline
 from overlay.hub.traffic import Traffic
@@ -66,7 +66,7 @@ class Histories:
 
         Raises:
             OverlayError: As :meth:`head`.
-            BrokenInput: The answer is no list of commits.
+            Refused: The answer is no list of commits (``not-a-hub``).
         """
         if self.hub is not None:
             yield self.head(repo)
@@ -188,16 +188,8 @@ class Histories:
 
 
 def _parsed(page: bytes, repo: str) -> list[str]:
-    try:
-        # A slice, which only a list has.
-        return [_commit(item) for item in parse_json(page, repo)[:]]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BrokenInput(
-            f"{repo}: answered something that is no list of commits",
-            code="not-a-hub",
-            hint="check that HF_ENDPOINT points to a Hub, and that no proxy or login page answers in its place",
-            where=repo,
-        ) from error
+    with reading("list of commits", repo):
+        return [_commit(item) for item in parse_page(page, repo)]
 
 
 def _commit(item: Any) -> str:

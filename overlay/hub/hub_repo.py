@@ -287,8 +287,8 @@ class HubRepo:
             try:
                 tree = client.list_tree(self.repo, self.revision, self._traffic)
             except Refused as error:
-                if not self.snapshot.is_dir():
-                    raise
+                if error.code == "not-a-hub" or not self.snapshot.is_dir():
+                    raise  # what is no Hub says nothing of the commit
                 self.lost = error
             else:
                 write_tree(self._storage, self.revision, tree)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import BrokenInput
 from overlay.formats.files import Folder, safe_path
 from overlay.formats.local import write_small_file
-from overlay.formats.strict_json import parse_json, parse_object
+from overlay.formats.strict_json import parse_object
+from overlay.hub.answers import parse_page, reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,26 +105,18 @@ def tree_from_listing(pages: Iterable[bytes], where: str) -> Tree:
     """Files out of the pages of the Hub's tree route.
 
     Raises:
-        BrokenInput: A page is not what that route answers, or names a path that leads out of the repo.
+        Refused: A page is not what that route answers (``not-a-hub``).
+        BrokenInput: It names a path that leads out of the repo.
     """
     tree: Tree = {}
     for page in pages:
-        try:
-            for item in parse_json(page, where):
+        with reading("listing of files", where):
+            for item in parse_page(page, where):
                 if item["type"] == "file":
                     lfs = item.get("lfs") or {}
                     size = lfs.get("size", item["size"])
                     file = _checked(size, item["oid"], lfs.get("oid"), item.get("xetHash"))
                     tree[safe_path(item["path"], where)] = file
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            if isinstance(error, BrokenInput) and error.code == "unsafe-path":
-                raise
-            raise BrokenInput(
-                f"{where}: answered something that is no listing of files",
-                code="not-a-hub",
-                hint="check that HF_ENDPOINT points to a Hub, and that no proxy or login page answers in its place",
-                where=where,
-            ) from error
     return tree
 
 

@@ -9,7 +9,7 @@ import pytest
 from hub_server import HubServer
 from support.hubs import add_repo, client_of, commit
 
-from overlay.errors import BrokenInput, InvalidUsage, NotHere, OverlayError, Refused
+from overlay.errors import InvalidUsage, NotHere, OverlayError, Refused
 from overlay.hub.history import Histories
 from overlay.hub.traffic import Traffic
 
@@ -150,7 +150,7 @@ def test_answer_that_is_no_list_of_commits(server: HubServer, answer: object, mo
     body = json.dumps(answer).encode()
     monkeypatch.setattr("overlay.hub.client.pages", lambda *_: iter([body]))
 
-    with pytest.raises(BrokenInput) as refused:
+    with pytest.raises(Refused) as refused:
         list(online().commits(REPO))
     assert refused.value.code == "not-a-hub"
     assert server.asked() == []
