@@ -193,6 +193,14 @@ def test_what_stays_different_is_in_no_object(chosen: Options, shared_build: Bui
     assert list((root / ".overlay/staging").glob("*")) == []
 
 
+def test_another_sha256_of_a_carried_file_is_refused(chosen: Options, document: dict[str, Any]) -> None:
+    """The sha256 of what is taken over is known, so the lock's counts, whatever its other digest says."""
+    path = "transformer/sglang_vdn_linear_branch.safetensors"
+    document["expected"]["files"][path]["sha256"] = "0" * 64
+    write_lock(VDN, chosen, document)
+    assert [item["path"] for item in refused(chosen).data["files"]] == [path]
+
+
 def test_a_model_that_is_here_is_held_against_a_lock_that_came_later(chosen: Options, document: dict[str, Any]) -> None:
     """A host that built before anybody expected anything is told as well; what is published stays."""
     done = materialize(VDN, chosen)
