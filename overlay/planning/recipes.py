@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
-from overlay.errors import BrokenInput, Untrusted
+from overlay.errors import BrokenInput, NotHere, Untrusted
 from overlay.fingerprint import bytes_digest
 from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
@@ -20,7 +20,7 @@ from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.renames import find_renames
 from overlay.planning.rules import DEFAULT_RULE, check_rule
 from overlay.planning.sources import Outcome, Sources
-from overlay.planning.vdn_h3 import vdn_h3
+from overlay.planning.vdn_h3 import needed_files, vdn_h3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +41,9 @@ _RECIPES: Mapping[str, Callable[[Entry, Sources, str], Outcome]] = {
     "lora": lora,
     "mappings": mappings,
 }
+
+_NOT_IN_THE_COMMIT = {"no-such-file", "no-such-adapter", "no-weights"}
+"""Codes of readers for what a repo that can be listed does not have."""
 
 
 def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
@@ -108,8 +111,8 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[
     manifest = sources.manifest
     if manifest is not None:
         check_buildable(entry, manifest)
-        _check_required(inventory, manifest)
-    made = _RECIPES[entry.recipe.name](entry, sources, rule)
+    _check_required(inventory, manifest)
+    made = _made(entry, sources, rule)
     outputs, notes = list(made.outputs), (*inventory.resolution.notes, *inventory.notes)
     if overlay is None or manifest is None:
         location = sglang.location_name(entry, None)
@@ -161,22 +164,51 @@ def _check_components(overlay: Files, outputs: Sequence[OutputFile]) -> None:
         )
 
 
-def _check_required(inventory: Inventory, manifest: Manifest) -> None:
+def _check_required(inventory: Inventory, manifest: Manifest | None) -> None:
+    """Every file of the source that the overlay or the recipe asks for by name is there."""
+    recipe = inventory.resolution.entry.recipe
+    own = needed_files(str(recipe.options["stage"])) if recipe.name == "vdn-h3" else ()
+    asked = (*(manifest.required_source_files if manifest else ()), *own)
     present = set(inventory.source.paths())
-    missing = [path for path in manifest.required_source_files if path not in present]
+    missing = [path for path in dict.fromkeys(asked) if path not in present]
     if not missing:
         return
-    renames = find_renames(inventory.source, manifest.required_source_files)
+    renames = find_renames(inventory.source, asked)
     renamed = [renames[path] for path in missing if path in renames]
-    hint = "pin an overlay and a source that belong together"
+    by_overlay = manifest is not None and not {*missing}.isdisjoint(manifest.required_source_files)
+    hint = "pin an overlay and a source that belong together" if by_overlay else "pin a commit that has them"
     if not inventory.source.shared_store:
         hint = f"put these files into {inventory.source.name}"
-    if renamed:
+    if renamed and by_overlay:
         hint = f"the source has {renamed[0].found} instead: pin the overlay revision that asks for that name"
+    elif renamed:
+        hint = f"the source has {renamed[0].found} instead: pin a commit that has the name"
     raise BrokenInput(
-        f"{inventory.source.name}: the overlay requires files that are not there: {some(missing, 20)}",
+        f"{inventory.source.name}: {'the overlay' if by_overlay else f'recipe {recipe.name}'} requires files that are"
+        f" not there: {some(missing, 20)}",
         code="required-file-missing",
         hint=hint,
         missing=missing,
         renamed=[rename.found for rename in renamed],
     )
+
+
+def _made(entry: Entry, sources: Sources, rule: str) -> Outcome:
+    """What the recipe makes; a file that a pinned commit does not have is no thing to wait for.
+
+    Raises:
+        BrokenInput: The inputs are not what it needs.
+    """
+    try:
+        return _RECIPES[entry.recipe.name](entry, sources, rule)
+    except NotHere as error:
+        if error.code not in _NOT_IN_THE_COMMIT:
+            raise
+        data = {key: value for key, value in error.data.items() if key != "missing"}
+        raise BrokenInput(
+            error.message,
+            code="required-file-missing",
+            hint=error.hint,
+            missing=error.data.get("missing") or [error.data.get("where")],
+            **data,
+        ) from error

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["BASE", "BASE_FOLDERS", "COMPONENTS", "ROPE_TENSOR", "STAGES", "small_files", "vdn_h3"]
+__all__ = ["BASE", "BASE_FOLDERS", "COMPONENTS", "ROPE_TENSOR", "STAGES", "needed_files", "small_files", "vdn_h3"]
 
 STAGES: Mapping[str, tuple[str, ...]] = {
     "stage-dmd-step-250": ("default", "turbo"),
@@ -94,6 +94,11 @@ def small_files(stage: str) -> tuple[str, ...]:
     """Files of the source that shape the tree by their content, by name; the adapters' own not among them."""
     configs = (f"{BASE}/{component}/config.json" for component in BASE_FOLDERS)
     return (f"{stage}/metadata.json", f"{stage}/linear_branch/config.json", *configs)
+
+
+def needed_files(stage: str) -> tuple[str, ...]:
+    """Files of the source that the recipe reads by name; the adapters' own not among them."""
+    return (*small_files(stage), f"{stage}/linear_branch/model.safetensors") if stage in STAGES else ()
 
 
 def _check_kinds(source: InputBook, adapters: Sequence[AdapterSource]) -> None:

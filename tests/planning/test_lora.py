@@ -221,3 +221,14 @@ def test_an_unrelated_repo_of_the_hub_changes_nothing(hub: Path, plan_of: Planne
     add_repo(hub, "acme/other", commit("c"), {"model.bin": b"x"})
     write_tensors(hub / STYLE_REPO / commit("d") / "x.safetensors", {"w": f32([1], [1.0])})
     assert plan_of(MODEL, small_options(hub)) == before
+
+
+@pytest.mark.parametrize("gone", [f"{BASE_REPO}/{commit('a')}/unet", f"{STYLE_REPO}/{commit('b')}"])
+def test_what_the_pinned_commits_lack_is_broken_input(hub: Path, plan_of: Planner, gone: str) -> None:
+    """A base or adapter without its files: nothing to wait for, so not the status of what is not here yet."""
+    write_small_hub(hub)
+    for path in sorted((hub / gone).iterdir()):
+        path.unlink()
+    with pytest.raises(BrokenInput) as caught:
+        plan_of(MODEL, small_options(hub))
+    assert (caught.value.code, caught.value.exit_status) == ("required-file-missing", 1)

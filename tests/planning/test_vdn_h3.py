@@ -146,6 +146,20 @@ def test_every_required_file_that_is_missing_is_listed(plan_of: Planner, tiny: H
     assert error.hint == f"put these files into {tiny.source_folder}"
 
 
+@pytest.mark.parametrize(("moved_to", "renamed"), [(None, []), ("meta_data.json", [f"{STAGE}/meta_data.json"])])
+def test_a_file_that_only_the_recipe_needs_is_required_too(
+    plan_of: Planner, tiny: HubFolder, tmp_path: Path, moved_to: str | None, renamed: list[str]
+) -> None:
+    """The pinned commit lacks it, which no build or connection changes; where it was renamed, that is said."""
+    path = tiny.source_folder / STAGE / "metadata.json"
+    path.rename(path.with_name(moved_to)) if moved_to else path.unlink()
+    error = refused(plan_of, tiny, tmp_path)
+    assert (error.code, error.exit_status) == ("required-file-missing", 1)
+    assert error.data["missing"] == [f"{STAGE}/metadata.json"]
+    assert error.data["renamed"] == renamed
+    assert "recipe vdn-h3 requires files that are not there" in error.message
+
+
 def test_a_missing_component_of_a_need_is_named(plan_of: Planner, tiny: HubFolder, tmp_path: Path) -> None:
     """The repo and the folder."""
     shutil.rmtree(tiny.needs_folder / "processor")
