@@ -36,6 +36,7 @@ from overlay.upkeep.search import (
     right_fingerprint,
     search,
     standing,
+    untold,
     without_lock,
 )
 
@@ -210,8 +211,8 @@ def _to_target(resolution: Resolution, repos: Repos, source_to: str | None, over
         return _Outcome(resolution, result, pinned, pair)
     before = (resolution, None) if all(pin.revision for pin in entry.pins) and not stays else None
     report = without_lock(check_model(moved_to(resolution, pair), repos.inventory, before=before))
-    result = "would-bump" if report.status == "passed" else "refused"
-    error = None if report.status == "failed" else report.trouble
+    error = untold(report)
+    result = "unknown" if error else "would-bump" if report.status == "passed" else "refused"
     return _Outcome(resolution, result, pinned, pair, report, error=error)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.check import Report, check_model
 from overlay.contract.finding import OF_THE_LOCK
-from overlay.errors import OverlayError, TryAgain
+from overlay.errors import BrokenInput, OverlayError, Refused, TryAgain
 from overlay.formats.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ __all__ = [
     "right_fingerprint",
     "search",
     "standing",
+    "untold",
     "without_lock",
 ]
 
@@ -112,8 +113,7 @@ def search(resolution: Resolution, repos: Repos, pinned: Report) -> Search:
         pinned: What the check of the pins found.
 
     Raises:
-        TryAgain: It cannot be told now.
-        OverlayError: As ``Histories.commits``.
+        OverlayError: It cannot be told: of a pair that comes before one that holds, or as ``Histories.commits``.
     """
     if isinstance(pinned.trouble, TryAgain):
         raise pinned.trouble
@@ -136,8 +136,8 @@ def search(resolution: Resolution, repos: Repos, pinned: Report) -> Search:
         checked += 1
         report = without_lock(check_model(moved, repos.inventory, before=before))
         newest = report if pair == heads else newest
-        if isinstance(report.trouble, TryAgain):
-            raise report.trouble
+        if error := untold(report):
+            raise error  # an older pair is not known to be the newest that holds
         if report.status == "passed":
             return Search(pair, report, newest, number + 1, is_whole=is_whole)
     return Search(None, None, newest, len(pairs), is_whole=is_whole)
@@ -160,6 +160,16 @@ def reason_of(report: Report) -> str:
     for finding in errors or report.findings:
         return f"{finding.code}: {finding.message}"
     return report.trouble.message if report.trouble else report.status
+
+
+def untold(report: Report) -> OverlayError | None:
+    """Why it could not be told whether a contract holds; None where it was."""
+    if report.status == "unknown":
+        return report.trouble
+    for finding in report.findings:
+        if report.status == "skipped" and finding.code == "skipped":
+            return Refused(finding.message, code=finding.data["reason"], hint=finding.fix, repo=finding.data["repo"])
+    return None
 
 
 def repinned(pin: Pin, commit: str | None) -> Pin:
@@ -195,7 +205,7 @@ def _is_ruled_out(moved: Resolution, repos: Repos) -> bool:
             return False
         required = read_manifest(inventory.overlay).required_source_files
         return not set(required) <= set(inventory.source.paths())
-    except TryAgain:
-        raise
-    except OverlayError:
+    except BrokenInput:
         return True
+    except OverlayError:
+        return False  # the check tells what is gone from what cannot be read now

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import hub_server
 import pytest
 from support.contracts import MODEL
 from support.upstream import CONFIG, SPEC, Upstream, upstream_hub
 
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO, HubFolder
-from overlay.errors import TryAgain
+from overlay.errors import Refused, TryAgain
 from overlay.fingerprint import DigestMemo
 from overlay.hub.history import Histories
 from overlay.upkeep import search as search_module
@@ -359,6 +360,41 @@ def test_search_could_not_tell(world: Upstream) -> None:
 
     with pytest.raises(TryAgain):
         found_in(world)
+
+
+@pytest.mark.parametrize("repo", [SOURCE_REPO, OVERLAY_REPO, NEEDS_REPO])
+def test_search_may_not_look(world: Upstream, repo: str) -> None:
+    """A repo that may not be read rules out no pair: whether a newer one holds is not known then."""
+    world.commit_source("Say more")
+    world.commit_overlay("Say more")
+    world.server.fault(path=f"/api/models/{repo}/tree/*", status=403, code="GatedRepo")
+
+    with pytest.raises(Refused) as caught:
+        found_in(world)
+
+    assert caught.value.code == "gated"
+    assert look(world).advice == "unknown"
+
+
+@pytest.mark.parametrize("which", ["head", "between"])
+def test_login_page_in_place_of_a_listing(world: Upstream, monkeypatch: pytest.MonkeyPatch, which: str) -> None:
+    """What is no Hub says nothing of the commit that was asked for."""
+    commit = world.commit_source("Say more").source
+    if which == "between":
+        world.commit_source("Rename", renamed=True)
+    answer = hub_server._Handler._answer
+
+    def login_page(handler: Any, path: str, query: str, fault: Any) -> Any:
+        page = hub_server._Answer(200, {}, b"<html>log in</html>")
+        return page if path.endswith(f"/tree/{commit}") else answer(handler, path, query, fault)
+
+    monkeypatch.setattr(hub_server._Handler, "_answer", login_page)
+
+    outlook = look(world)
+
+    assert outlook.advice == "unknown"
+    assert outlook.trouble is not None
+    assert (outlook.trouble.code, outlook.trouble.exit_status) == ("not-a-hub", 6)
 
 
 def test_gated_source(world: Upstream) -> None:
