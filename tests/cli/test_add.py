@@ -410,6 +410,21 @@ def test_location_is_that_of_the_lock(world: Upstream, document: Callable[..., d
     assert world.server.asked() == []
 
 
+def test_lock_knows_no_location_of_what_a_server_was_told(
+    world: Upstream, document: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same pins under a server's variable make another name, so the one that is locked is not taken for it."""
+    world.commit_overlay("Say more")
+    document("init", "init")
+    document("add", "add", MODEL, "--overlay", OVERLAY_REPO)
+    told = {"overlay_repo_id": OVERLAY_REPO, "overlay_revision": world.now.overlay, "source_revision": world.now.source}
+    monkeypatch.setenv("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", json.dumps({MODEL: told}))
+
+    found = document("resolve", "resolve", MODEL, "--hub", str(world.root / "nowhere"))
+
+    assert (found["lock"]["state"], found["location"], found["state"]) == ("current", None, "unknown")
+
+
 @pytest.mark.parametrize("lock", ["", "<<<<<<< mine\n"])
 def test_path_without_a_lock_that_can_be_read(
     world: Upstream, lock: str, document: Callable[..., dict[str, Any]]

@@ -155,6 +155,8 @@ def test_outdated_of_a_pin_that_is_gone(locked: Upstream, capsys: pytest.Capture
 
     assert f"{locked.first.source[:12]}, vanished → {locked.now.source[:12]}" in out
     assert f"  advice: overlay bump {MODEL}\n" in out
+    assert "the pins do not hold: vanished: " in said(capsys, "bump", MODEL)
+    assert pins(locked) == (locked.now.source, locked.first.overlay)
 
 
 def test_outdated_knows_only_models(locked: Upstream) -> None:
