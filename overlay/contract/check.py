@@ -162,10 +162,14 @@ def _check(subject: Subject, checks: Sequence[Check]) -> Report:
         prefetch(subject)
         for run in checks:
             trouble = _run(run, subject, findings) or trouble
+        refused: OverlayError | None = None
         try:
             plan = _plan(subject)
-        finally:  # what cannot be built is held against its lock, too
-            trouble = _run(partial(check_facts, plan=plan), subject, findings) or trouble
+        except (BrokenInput, NotHere, Refused, Untrusted) as error:
+            refused = error  # what cannot be built is held against its lock, too
+        trouble = _run(partial(check_facts, plan=plan), subject, findings) or trouble
+        if refused is not None:
+            raise refused
         the_cost = _cost(subject, plan)
     except (TryAgain, CannotWrite) as error:
         trouble = error

@@ -12,6 +12,7 @@ from support.hubs import client_of
 
 from overlay.contract import check as runner
 from overlay.contract.check import Report, check, check_model
+from overlay.contract.facts import lock_model
 from overlay.contract.finding import found
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO
 from overlay.demo.registry import write_registry
@@ -19,6 +20,7 @@ from overlay.demo.revisions import bump_turbo_block
 from overlay.errors import BrokenInput, NotHere, Refused, TryAgain
 from overlay.fingerprint import DigestMemo
 from overlay.hub import Traffic, take_inventory
+from overlay.planning.recipes import make_plan
 from overlay.registry import load_registry, resolve
 
 if TYPE_CHECKING:
@@ -228,6 +230,21 @@ def test_what_no_check_explains_is_refused_by_the_plan(
     [finding] = [finding for finding in report.findings if finding.code == "plan-refused"]
     assert (report.status, finding.message, finding.fix) == ("failed", "somewhere: is odd", "mend it")
     assert finding.data["error"]["code"] == "is-odd"
+
+
+def test_what_cannot_be_built_is_held_against_its_lock_too(hub: HubFolder, tmp_path: Path) -> None:
+    """Of the files that are locked, as far as the repos tell: one that was edited beside a plan that is refused."""
+    bumped = next_source(make_hub(tmp_path), "broken")
+    whole = subject_of(bumped, tmp_path)
+    locked = lock_model(whole, make_plan(whole.inventory))
+    (bumped.source_folder / "LICENSE").write_text("Pay first.\n")
+    (bumped.source_folder / "h3-base/vae/config.json").unlink()
+    report = check(subject_of(bumped, tmp_path, locked=locked))
+    [differs] = [finding for finding in report.findings if finding.code == "lock-differs"]
+
+    assert report.compared is None
+    assert differs.data["absent"] == ["h3-base/vae/config.json"]
+    assert differs.data["different"] == ["LICENSE"]
 
 
 def test_what_a_check_explains_the_plan_does_not_repeat(
