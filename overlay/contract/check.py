@@ -61,7 +61,7 @@ CHECKS: tuple[Check, ...] = (
 
 _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
 _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
-_NOT_ON_THIS_HOST = {"not-cached", "offline", "revision-not-here"}
+_NOT_ON_THIS_HOST = {"not-cached", "offline", "revision-not-here", "damaged-in-hub-cache"}
 _OF_A_REPO = {"skipped", "vanished", "not-checked"}
 # What the others say explains why a plan cannot be made as well; these are about something else.
 _NO_REASON = {*OF_THE_LOCK, "license-changed", "location-changed"}
@@ -117,8 +117,10 @@ def check_model(
     if before is not None:
         try:
             former = Subject(take(*before), before[1])
-        except (Refused, NotHere):  # gone, or never here: then there is nothing to compare with
-            former = None
+        except (Refused, NotHere) as error:
+            if error.code == "not-a-hub":
+                return _report(entry, [], trouble=error)
+            former = None  # gone, or never here: then there is nothing to compare with
         except OverlayError as error:
             return _report(entry, [], trouble=error)
     return check(Subject(inventory, locked, former), open_other)

@@ -156,9 +156,18 @@ def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traf
 
 
 def download(
-    repo: str, commit: str, paths: Collection[str], progress: Progress | None, traffic: Traffic | None = None
+    repo: str,
+    commit: str,
+    paths: Collection[str],
+    progress: Progress | None,
+    traffic: Traffic | None = None,
+    *,
+    anew: bool = False,
 ) -> None:
     """Bring files into the Hub's cache, several at once. The first failure stops the others.
+
+    Args:
+        anew: Replace what is there already, in one step.
 
     Raises:
         OverlayError: As ``explained``.
@@ -167,17 +176,16 @@ def download(
     meter = _meter(progress, stop, traffic)
     pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="overlay-download")
     try:
-        for done in as_completed([pool.submit(_download_one, repo, commit, path, meter) for path in paths]):
+        for done in as_completed([pool.submit(_download_one, repo, commit, path, meter, anew) for path in paths]):
             done.result()
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
-def _download_one(repo: str, commit: str, path: str, meter: Any) -> None:
-
+def _download_one(repo: str, commit: str, path: str, meter: Any, anew: bool) -> None:  # noqa: FBT001  # private
     with explained(repo, commit, path):
-        hf_hub_download(repo, path, revision=commit, tqdm_class=meter)
+        hf_hub_download(repo, path, revision=commit, tqdm_class=meter, force_download=anew)
 
 
 class _StoppedError(Exception):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, NotHere, OverlayError, Refused, TryAgain
-from overlay.fingerprint import git_blob_digest
+from overlay.fingerprint import bytes_digest, git_blob_digest
 from overlay.formats.files import MAX_RANGE, MAX_SMALL_FILE, Folder
 from overlay.formats.header import needed_prefix, parse_header, read_header
 from overlay.formats.lfs import refuse_pointer
@@ -102,7 +103,7 @@ class HubRepo:
         """The file in the Hub's cache, links resolved; None where it is not there.
 
         Raises:
-            BrokenInput: What is there has another size than the commit's file.
+            NotHere: What is there has another size than the commit's file (``damaged-in-hub-cache``).
         """
         expected = self._file(path).size
         link = self.snapshot / path
@@ -111,14 +112,8 @@ class HubRepo:
         blob = link.resolve()
         size = blob.stat().st_size
         if expected is not None and size != expected:
-            raise BrokenInput(
-                f"{link}: {size} bytes, expected {expected}: damaged in the Hub's cache",
-                code="damaged-in-hub-cache",
-                hint=f"remove it and run again: rm {blob} {link}",
-                where=self.where(path),
-                size=size,
-                expected_size=expected,
-            )
+            found = f"{size} bytes, expected {expected}: damaged in the Hub's cache"
+            raise self._damaged(path, blob, found, size=size, expected_size=expected)
         return blob
 
     def fetch(self, paths: Collection[str], progress: Progress | None = None) -> Mapping[str, Path]:
@@ -149,7 +144,15 @@ class HubRepo:
         return {path: place for path, place in found.items() if place is not None}
 
     def read_bytes(self, path: str, most: int = MAX_SMALL_FILE) -> bytes:
-        """A small file, whole; brought into the Hub's cache first, and held against its digest."""
+        """A small file, whole; brought into the Hub's cache first, and held against its digest.
+
+        One that is damaged there is fetched once more: its blob is replaced in one step, by the client.
+
+        Raises:
+            NotHere: It is damaged all the same, or cannot be asked for (``damaged-in-hub-cache``).
+            BrokenInput: It has more than ``most`` bytes, or is a Git LFS pointer.
+            OverlayError: As :meth:`fetch`.
+        """
         size = self.size(path)
         if size > most:
             raise BrokenInput(
@@ -159,18 +162,25 @@ class HubRepo:
                 where=self.where(path),
                 size=size,
             )
+        try:
+            return self._read_whole(path)
+        except NotHere as error:
+            if error.code != "damaged-in-hub-cache" or self._offline or self.lost:
+                raise
+        from overlay.hub import client  # the network stack, only where a request is made
+
+        client.download(self.repo, self.revision, [path], None, self._traffic, anew=True)
+        return self._read_whole(path)
+
+    def _read_whole(self, path: str) -> bytes:
         place = self.fetch([path])[path]
         with open_file(place) as (descriptor, found):
             data = read_span(descriptor, 0, found.st_size)
         refuse_pointer(data, self.where(path))
-        expected = self._file(path).digest
-        if expected and expected.startswith("sha1-git:") and git_blob_digest(data) != expected:
-            raise BrokenInput(
-                f"{self.snapshot / path}: {git_blob_digest(data)}, expected {expected}: not the file of this commit",
-                code="damaged-in-hub-cache",
-                hint=f"remove it and run again: rm -f {place} {self.snapshot / path}",
-                where=self.where(path),
-            )
+        if (expected := self._file(path).digest) is not None:
+            found = bytes_digest(data, "sha256") if expected.startswith("sha256:") else git_blob_digest(data)
+            if found != expected:
+                raise self._damaged(path, place, f"{found}, expected {expected}: not the file of this commit")
         return data
 
     def read_range(self, path: str, start: int, nbytes: int) -> bytes:
@@ -237,6 +247,18 @@ class HubRepo:
         if blob is None or not blob.is_file() or blob.stat().st_size != file.size:
             return None
         return blob.resolve()
+
+    def _damaged(self, path: str, blob: Path, found: str, **data: Any) -> NotHere:
+        """What lies in the Hub's cache is not the commit's file: that is a matter of this host, and of no repo."""
+        link = self.snapshot / path
+        return NotHere(
+            f"{link}: {found}",
+            code="damaged-in-hub-cache",
+            hint=f"remove it and run again: rm -f {shlex.quote(str(blob))} {shlex.quote(str(link))}",
+            where=self.where(path),
+            repo=self.repo,
+            **data,
+        )
 
     def _read(self, path: str, start: int, nbytes: int) -> bytes:
         if self.local(path) is None and not (self._offline or self.lost):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import hub_server
 import pytest
 from hub_server import HubServer
 from support.contracts import MODEL, codes, make_hub, next_source, subject_of
@@ -193,6 +194,35 @@ def test_offline_with_a_cached_listing_tells_what_it_can(hub: HubFolder, server:
 
     assert (report.status, only(report)) == ("unknown", ["not-checked"])
     assert server.asked() == []
+
+
+def test_what_is_damaged_on_this_host_is_not_checked(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:
+    """A file that comes damaged is no fault of the repo; once it comes whole, nobody has to remove anything."""
+    fault = server.fault(method="GET", path="*/adapter_spec.json", flip=3)
+    report = online(hub, tmp_path)
+    fault.times = 0
+
+    assert (report.status, only(report)) == ("unknown", ["not-checked"])
+    assert report.trouble is not None
+    assert (report.trouble.code, report.trouble.exit_status) == ("damaged-in-hub-cache", 3)
+    assert online(hub, tmp_path).status == "passed"
+
+
+@pytest.mark.parametrize("of_former", [False, True])
+def test_a_login_page_is_unknown(
+    hub: HubFolder, server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_former: bool
+) -> None:
+    """What is no Hub says nothing of the repo, neither at its pin nor at the one before."""
+    former = next_source(hub, "former") if of_former else None
+    if of_former:
+        assert online(hub, tmp_path).status == "passed"  # and its listings are cached
+    monkeypatch.setattr(hub_server, "_json", lambda _document: hub_server._Answer(200, {}, b"<html>log in</html>"))
+    report = online(hub, tmp_path, before=former)
+
+    assert (report.status, only(report)) == ("unknown", [])
+    assert report.trouble is not None
+    assert (report.trouble.code, report.trouble.exit_status) == ("not-a-hub", 6)
+    assert server.asked()
 
 
 def test_a_former_revision_that_is_gone_is_no_obstacle(hub: HubFolder, server: HubServer, tmp_path: Path) -> None:

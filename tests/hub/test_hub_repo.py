@@ -242,23 +242,61 @@ def test_the_first_failure_stops_the_other_downloads(world: World, monkeypatch: 
 
 
 def test_a_small_file_is_held_against_its_digest(world: World) -> None:
-    """A config whose bytes are not those of the commit is refused, though its size is right."""
+    """A config whose bytes are not those of the commit, each time it comes, is refused, though its size is right."""
     world.server.fault(method="GET", path=f"*{CONFIG}", flip=3)
 
-    with pytest.raises(BrokenInput, match="not the file of this commit") as caught:
+    with pytest.raises(NotHere, match="not the file of this commit") as caught:
         world.open().read_bytes(CONFIG)
 
     assert caught.value.code == "damaged-in-hub-cache"
     assert git_blob_digest(content(world, CONFIG)) in str(caught.value)
+    assert len(world.server.asked("GET", f"*{CONFIG}")) == 2
+
+
+@pytest.mark.parametrize("path", [CONFIG, "small.lfs"])
+def test_a_small_file_that_came_damaged_is_fetched_again(world: World, path: str) -> None:
+    """In the same run, or in the next one, which finds it in the cache; nobody has to remove anything."""
+    world.server.content.lfs = ("*.lfs",)
+    (world.hub / "org/base" / commit("a") / "small.lfs").write_text("small")
+    expected = content(world, path)
+    fault = world.server.fault(method="GET", path=f"*/{path}", flip=3, times=1)
+
+    assert world.open().read_bytes(path) == expected
+
+    fault.times = 2
+    blob = world.open().fetch([path])[path]
+    blob.chmod(0o644)
+    blob.write_bytes(expected[:-1] + b"~")
+    with pytest.raises(NotHere, match="not the file of this commit"):
+        world.open().read_bytes(path)
+    with pytest.raises(NotHere, match="not the file of this commit"):
+        world.open(offline=True).read_bytes(path)
+    fault.times = 0
+    kept = blob.open("rb")
+
+    assert world.open().read_bytes(path) == expected
+    assert blob.read_bytes() == expected
+    with kept:  # replaced in one step: whoever has the old one open goes on reading that
+        assert kept.read() != expected
+
+
+def test_a_small_file_of_the_wrong_size_is_fetched_again(world: World) -> None:
+    """A truncated one, too."""
+    world.fill(CONFIG)
+    expected = content(world, CONFIG)
+    blob = world.open().fetch([CONFIG])[CONFIG]
+    blob.write_bytes(expected[:-1])
+
+    assert world.open().read_bytes(CONFIG) == expected
 
 
 def test_a_blob_of_the_wrong_size_is_refused_with_the_fix(world: World) -> None:
-    """A truncated blob in the cache is named, with both sizes and the command that removes it; it stays."""
+    """A truncated blob of weights is named, with both sizes and the command that removes it; it stays."""
     world.fill(TWO)
     blob = world.open().fetch([TWO], None)[TWO]
     blob.write_bytes(blob.read_bytes()[:-5])
 
-    with pytest.raises(BrokenInput, match="bytes, expected") as caught:
+    with pytest.raises(NotHere, match="bytes, expected") as caught:
         world.open().fetch([TWO], None)
 
     assert str(blob) in (caught.value.hint or "")
