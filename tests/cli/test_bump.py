@@ -331,13 +331,14 @@ def test_bump_of_the_source_corrects_a_fingerprint_too(locked: Upstream, capsys:
 
 
 def test_bump_adds_no_fingerprint(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
-    """An entry without one, which a bot may keep up, stays without."""
+    """An entry without one, which a bot may keep up, stays without, and without the version that goes with one."""
     fingerprint = f", fingerprint: {overlay_fingerprint(locked.first.overlay_folder)}"
     text = locked.registry.read_text().replace(locked.first.overlay, locked.commit_overlay("Say more").overlay)
     assert fingerprint in text
     locked.registry.write_text(text.replace(fingerprint, ""))
     before = locked.now.overlay
-    locked.commit_overlay("Say even more")
+    locked.commit_overlay("Another version of the script")
+    edit_json(locked.now.overlay_folder / MANIFEST_PATH, lambda manifest: manifest.update(materializer_version="v4"))
 
     said(capsys, "bump", MODEL)
 
