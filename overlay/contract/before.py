@@ -51,9 +51,11 @@ def before_at(registry: Registry, revision: str) -> Before:
     """The registry file in force and its lock as of a git revision.
 
     Raises:
-        InvalidUsage: No git, no repository, no such revision.
+        InvalidUsage: No git, no repository, no such revision; or a link led out of the repository then.
+        TryAgain: git cannot read them now.
     """
-    path = Path(registry.path).resolve()  # of a link, git keeps only where it leads
+    path = Path(registry.path).absolute()
+    path = path.parent.resolve() / path.name  # the file may be a link, and what it led to then is git's to say
     commit = commit_of(path.parent, revision)
     name = f"{revision} ({commit[:12]})" if revision != commit else commit[:12]
     content = file_at(path, commit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
 import subprocess
 from typing import TYPE_CHECKING
@@ -17,7 +18,11 @@ __all__ = ["commit_of", "file_at"]
 
 _SECONDS = 60
 _OF_REMOTE = re.compile(r"origin/([\w./-]+)")
-_ENVIRONMENT = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+_MOST_LINKS = 10
+_LINK = "120000"
+_ENVIRONMENT = {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LITERAL_PATHSPECS": "1"}
+# Which repository a file lies in is told by where it lies; a hook has these set, and relative to another folder.
+_OF_THE_CALLER = {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"}
 
 
 def commit_of(folder: Path, revision: str) -> str:
@@ -73,21 +78,55 @@ def _fetch(folder: Path, revision: str) -> str:
 
 
 def file_at(path: Path, commit: str) -> bytes | None:
-    """A file's bytes at a commit; None where the commit does not have it.
+    """A file's bytes at a commit; None where the commit does not have it. Links are followed as they were then.
 
     Raises:
-        TryAgain: git does not answer.
+        InvalidUsage: It was a link that led out of the repository, or in a circle.
+        TryAgain: git cannot read it now, as in a partial clone whose remote is out of reach; or it does not answer.
     """
-    # A blob is sent as it is stored: no filter and no program that an attribute names runs.
-    found = _git(path.parent, ["cat-file", "blob", f"{commit}:./{path.name}"])
-    return found.stdout if found.returncode == 0 else None
+    folder = path.parent
+    name = os.fsdecode(_read(folder, ["rev-parse", "--show-prefix"], path, commit).removesuffix(b"\n")) + path.name
+    for _ in range(_MOST_LINKS):
+        listed = _read(folder, ["ls-tree", "-z", "--full-tree", commit, "--", name], path, commit)
+        mode, kind, digest = listed.partition(b"\t")[0].decode("ascii").split() or ("", "", "")
+        if kind != "blob":
+            return None
+        # A blob is sent as it is stored: no filter and no program that an attribute names runs.
+        data = _read(folder, ["cat-file", "blob", digest], path, commit)
+        if mode != _LINK:
+            return data
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(name), os.fsdecode(data)))
+        if name.startswith(("/", "../")):
+            break
+    raise InvalidUsage(
+        f"{path}: at {commit[:12]} it is a link that leads to no file of the repository, so what it said is not known",
+        code="leads-out-of-the-repository",
+        hint="name a file to compare with: --against FILE",
+        where=str(path),
+    )
+
+
+def _read(folder: Path, arguments: Sequence[str], path: Path, commit: str) -> bytes:
+    """What git prints; that it fails never means that something is not there."""
+    done = _git(folder, arguments)
+    if done.returncode:
+        said = " ".join(done.stderr.decode(errors="replace").split())
+        raise TryAgain(
+            f"{path}: git cannot read it at {commit[:12]}: {said[:500] or f'status {done.returncode}'}",
+            code="git-failed",
+            hint=f"a partial clone needs its remote; see what git says to: git ls-tree {commit[:12]}; git fsck",
+            where=str(path),
+            commit=commit,
+        )
+    return done.stdout
 
 
 def _git(folder: Path, arguments: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
     command = ["git", "-C", str(folder), *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER} | _ENVIRONMENT
     try:
         return subprocess.run(  # noqa: S603  # no shell, and what a user gave is checked
-            command, capture_output=True, check=False, timeout=_SECONDS, env={**os.environ, **_ENVIRONMENT}
+            command, capture_output=True, check=False, timeout=_SECONDS, env=environment
         )
     except FileNotFoundError as error:
         raise InvalidUsage(

@@ -10,9 +10,10 @@ import pytest
 
 from overlay.contract.before import before_at, before_in, changed_models, fallen_back
 from overlay.contract.git import commit_of, file_at
-from overlay.errors import InvalidUsage, NotHere
+from overlay.errors import InvalidUsage, NotHere, TryAgain
 from overlay.registry import Registry, load_registry
 from overlay.registry.load import packaged_registry
+from overlay.registry.lock import lock_path, read_lock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,6 +152,106 @@ def test_against_a_file(project: Path, tmp_path: Path) -> None:
         before_in(now, tmp_path / "none.yaml")
     assert caught.value.code == "no-such-file"
     assert caught.value.hint == "name a registry file to compare with: --against FILE"
+
+
+@pytest.fixture
+def linked(project: Path) -> Path:
+    """The registry moved into a folder below, a link left in its place, and a lock beside the link."""
+    (project / "sub").mkdir()
+    (project / "registry.yaml").rename(project / "sub" / "pins.yaml")
+    (project / "registry.yaml").symlink_to("sub/pins.yaml")
+    section = '{"recipe": {"name": "mappings"}, "location": "org__model", "repos": {}}'
+    (project / "registry.lock").write_text(f'{{"lock_version": 1, "models": {{"org/model": {section}}}}}')
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "link")
+    return project
+
+
+def test_a_registry_that_is_a_link_is_as_it_was(linked: Path) -> None:
+    """git has the link and what it leads to; the lock lies beside the link, then as now."""
+    now = registry(linked)
+    lock = read_lock(lock_path(now.path))
+    before = before_at(now, "HEAD")
+
+    assert lock is not None
+    assert changed_models(before, now.entries, lock.models) == ()
+    assert before.notes == ()
+    (linked / "sub/pins.yaml").write_text(REGISTRY.format(C, B))
+    assert changed(linked) == ("org/model",)
+
+
+def test_a_registry_that_became_a_link(linked: Path) -> None:
+    """It is compared with the file that was in the place of the link, by that name."""
+    assert changed(linked, "HEAD~1") == ()
+
+
+@pytest.mark.parametrize("target", ["../../elsewhere.yaml", "/etc/hosts", "registry.yaml"])
+def test_a_link_that_led_out_of_the_repository(project: Path, target: str) -> None:
+    """What it said then is not known, so that is an error and not "every entry is new"."""
+    content = (project / "registry.yaml").read_text()
+    (project / "registry.yaml").unlink()
+    (project / "registry.yaml").symlink_to(target)
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "out")
+    (project / "registry.yaml").unlink()
+    (project / "registry.yaml").write_text(content)
+
+    with pytest.raises(InvalidUsage) as caught:
+        before_at(registry(project), "HEAD")
+    assert caught.value.code == "leads-out-of-the-repository"
+
+
+@pytest.mark.parametrize("kind", ["dangling", "folder"])
+def test_what_was_no_file_was_not_there(project: Path, kind: str) -> None:
+    """A link that led nowhere, or a folder of that name, is no registry."""
+    content = (project / "registry.yaml").read_text()
+    (project / "registry.yaml").unlink()
+    if kind == "folder":
+        (project / "registry.yaml").mkdir()
+        (project / "registry.yaml/file").touch()
+    else:
+        (project / "registry.yaml").symlink_to("nowhere.yaml")
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "none")
+    git(project, "rm", "-rq", "registry.yaml")
+    project.mkdir(exist_ok=True)  # git takes empty folders along
+    (project / "registry.yaml").write_text(content)
+
+    assert "every entry is new" in before_at(registry(project), "HEAD").notes[0]
+
+
+@pytest.mark.parametrize("keep", ["blob:none", "tree:0"])
+def test_what_git_cannot_read_is_not_taken_for_absent(project: Path, tmp_path: Path, keep: str) -> None:
+    """A partial clone that has not got the file, and whose remote is out of reach: it could not be told."""
+    (project / "registry.yaml").write_text(REGISTRY.format(C, B))
+    git(project, "commit", "-qam", "two")
+    git(tmp_path, "config", "uploadpack.allowFilter", "true")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", f"--filter={keep}", tmp_path.as_uri(), str(clone))
+    git(clone, "remote", "set-url", "origin", (tmp_path / "nowhere").as_uri())
+    now = registry(clone / "deploy")
+
+    with pytest.raises(TryAgain) as caught:
+        before_at(now, "HEAD~1")
+    assert caught.value.code == "git-failed"
+    assert caught.value.data["where"].endswith("deploy/registry.yaml")
+    assert before_at(now, "HEAD").notes == ()
+
+
+@pytest.mark.parametrize("git_dir", [".git", "../.git", "/nonexistent"])
+def test_a_hook_sees_the_repository_that_the_file_lies_in(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git_dir: str
+) -> None:
+    """git tells its hooks where its folder is, relative to where they run; the registry may lie deeper."""
+    expected = git(tmp_path, "rev-parse", "HEAD")
+    now = registry(project)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_DIR", git_dir)
+    monkeypatch.setenv("GIT_INDEX_FILE", ".git/index")
+    before = before_at(now, "HEAD")
+
+    assert before.name == f"HEAD ({expected[:12]})"
+    assert changed_models(before, now.entries, {}) == ()
 
 
 @pytest.mark.parametrize(
