@@ -43,6 +43,7 @@ CODES: Mapping[str, Code] = {
     "specs-differ": Code("an adapter is described twice, and not the same", "error", "error"),
     "manifest-broken": Code("the overlay's manifest or model index cannot be used", "error", "error"),
     "component-missing": Code("the model index promises a component that is not made", "error", "error"),
+    "component-broken": Code("a file that is carried as it is cannot be used", "error", "error"),
     "shard-missing": Code("an index lists a shard that is absent", "error", "error"),
     "checkpoint-broken": Code("the weights of a folder do not belong together", "error", "error"),
     # Adapters and base

@@ -18,10 +18,20 @@ if TYPE_CHECKING:
     from overlay.formats.files import Files
     from overlay.formats.header import Header, TensorInfo
 
-__all__ = ["Checkpoint", "Listing", "list_shards", "read_checkpoint"]
+__all__ = [
+    "INDEX_SUFFIX",
+    "WEIGHTS_SUFFIX",
+    "Checkpoint",
+    "Listing",
+    "check_placed",
+    "list_shards",
+    "numbered_of",
+    "read_checkpoint",
+    "read_weight_map",
+]
 
-_WEIGHTS = ".safetensors"
-_INDEX = ".safetensors.index.json"
+WEIGHTS_SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".safetensors.index.json"
 _NUMBERED = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.safetensors")
 _SHOWN = 20
 
@@ -113,7 +123,7 @@ def list_shards(files: Files, folder: str = "") -> Listing:
     prefix = folder and folder + "/"
     inside = [path.removeprefix(prefix) for path in files.paths() if path.startswith(prefix)]
     here = [path for path in inside if "/" not in path]
-    indexes = [path for path in here if path.endswith(_INDEX)]
+    indexes = [path for path in here if path.endswith(INDEX_SUFFIX)]
     where = files.where(folder) if folder else files.name
     if len(indexes) > 1:
         raise BrokenInput(
@@ -130,21 +140,52 @@ def list_shards(files: Files, folder: str = "") -> Listing:
     wanted = _weight_map(document, files.where(index))
     listed = sorted(set(wanted.values()))
     places = {"", *(posixpath.dirname(shard) for shard in listed)}
-    present = {path for path in inside if path.endswith(_WEIGHTS) and posixpath.dirname(path) in places}
+    present = {path for path in inside if path.endswith(WEIGHTS_SUFFIX) and posixpath.dirname(path) in places}
     _check_files(listed, set(inside), present, files.where(index))
     return Listing(folder, index, document, tuple(listed), wanted)
+
+
+def read_weight_map(files: Files, index: str) -> Mapping[str, str]:
+    """Shard of every tensor by name, as an index says it; shards are relative to the index's folder.
+
+    Raises:
+        BrokenInput: The index cannot be used.
+    """
+    return _weight_map(parse_object(files.read_bytes(index), files.where(index)), files.where(index))
+
+
+def numbered_of(name: str) -> int:
+    """Of how many shards a file is one, by its name; 0 for a file whose name does not say."""
+    match = _NUMBERED.fullmatch(name)
+    return int(match["total"]) if match else 0
+
+
+def check_placed(weight_map: Mapping[str, str], shards: Mapping[str, Header], where: str) -> None:
+    """Hold an index against the headers of its shards: every tensor is where it says.
+
+    Args:
+        weight_map: Shard of every tensor by name.
+        shards: Headers by shard.
+        where: Name of the index, for messages.
+
+    Raises:
+        BrokenInput: One is not.
+    """
+    found = {name: shard for shard, header in shards.items() for name in header.tensors}
+    misplaced = [name for name, shard in weight_map.items() if name not in shards[shard].tensors]
+    _refuse_misplaced(misplaced, weight_map, found, where)
 
 
 def _without_index(files: Files, folder: str, inside: list[str], where: str) -> Listing:
     prefix = folder and folder + "/"
     here = [path for path in inside if "/" not in path]
-    names = [path for path in here if path.endswith(_WEIGHTS)]
+    names = [path for path in here if path.endswith(WEIGHTS_SUFFIX)]
     if not names:
-        deeper = sorted({posixpath.dirname(path) for path in inside if path.endswith(_WEIGHTS)})
+        deeper = sorted({posixpath.dirname(path) for path in inside if path.endswith(WEIGHTS_SUFFIX)})
         raise _no_weights(here, where, [files.where(prefix + name) for name in deeper])
     for match in filter(None, map(_NUMBERED.fullmatch, names)):
         stem, total = match["stem"], match["total"]
-        whole = [f"{stem}-{number:05d}-of-{total}{_WEIGHTS}" for number in range(1, int(total) + 1)]
+        whole = [f"{stem}-{number:05d}-of-{total}{WEIGHTS_SUFFIX}" for number in range(1, int(total) + 1)]
         _check_files(whole, set(names), set(), f"{where} (numbered shards, no index)")
     return Listing(folder, None, None, tuple(sorted(names)), None)
 
@@ -161,9 +202,9 @@ def _weight_map(document: Mapping[str, Any], where: str) -> dict[str, str]:
         )
     checked: dict[str, str] = {}
     for name, shard in entries.items():
-        if not isinstance(shard, str) or not shard.endswith(_WEIGHTS):
+        if not isinstance(shard, str) or not shard.endswith(WEIGHTS_SUFFIX):
             raise BrokenInput(
-                f"{where}: weight_map[{name!r}] is {repr(shard)[:80]}, expected a {_WEIGHTS} file",
+                f"{where}: weight_map[{name!r}] is {repr(shard)[:80]}, expected a {WEIGHTS_SUFFIX} file",
                 code="bad-index",
                 hint="download the index again",
                 where=where,
@@ -214,6 +255,19 @@ def _tensor_shards(shards: Mapping[str, Header], where: str) -> dict[str, str]:
 
 def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
     misplaced = [name for name, shard in wanted.items() if found.get(name) != shard]
+    _refuse_misplaced(misplaced, wanted, found, where)
+    unlisted = [name for name in found if name not in wanted]
+    if unlisted:
+        raise BrokenInput(
+            f"{where}: does not list {counted(len(unlisted), 'tensor')} of its shards: {some(unlisted, _SHOWN)}",
+            code="tensor-not-in-index",
+            hint="index and shards belong to different versions; download the folder again",
+            where=where,
+            tensors=unlisted,
+        )
+
+
+def _refuse_misplaced(misplaced: list[str], wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> None:
     if misplaced:
         name = misplaced[0]
         actual = f"is in {found[name]}" if name in found else "is in no shard"
@@ -226,22 +280,13 @@ def _check_tensors(wanted: Mapping[str, str], found: Mapping[str, str], where: s
             where=where,
             tensors=misplaced,
         )
-    unlisted = [name for name in found if name not in wanted]
-    if unlisted:
-        raise BrokenInput(
-            f"{where}: does not list {counted(len(unlisted), 'tensor')} of its shards: {some(unlisted, _SHOWN)}",
-            code="tensor-not-in-index",
-            hint="index and shards belong to different versions; download the folder again",
-            where=where,
-            tensors=unlisted,
-        )
 
 
 def _no_weights(here: list[str], where: str, deeper: list[str]) -> BrokenInput | NotHere:
     pickles = [path for path in here if path.endswith(PICKLES)]
     if pickles:
         return BrokenInput(
-            f"{where}: only pickled weights ({some(pickles, _SHOWN)}), expected {_WEIGHTS}",
+            f"{where}: only pickled weights ({some(pickles, _SHOWN)}), expected {WEIGHTS_SUFFIX}",
             code="pickle",
             hint="pickle files can run code when they are read; convert them to safetensors first",
             where=where,
@@ -249,7 +294,7 @@ def _no_weights(here: list[str], where: str, deeper: list[str]) -> BrokenInput |
         )
     found = some(here, _SHOWN) or ("only folders" if deeper else "no file at all")
     return NotHere(
-        f"{where}: no {_WEIGHTS} file; found {found}",
+        f"{where}: no {WEIGHTS_SUFFIX} file; found {found}",
         code="no-weights",
         hint=f"the files sit deeper: use {some(deeper)}" if deeper else "check the folder; incomplete download?",
         where=where,

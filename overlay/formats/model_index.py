@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from overlay.formats.files import Files
 
-__all__ = ["ModelIndex", "read_model_index"]
+__all__ = ["INDEX_NAMES", "ModelIndex", "read_model_index"]
+
+INDEX_NAMES = ("model_index.json", "modular_model_index.json")
+"""Where a server looks for the components of a tree, in this order; without either it loads none."""
 
 _PAIR = 2
 

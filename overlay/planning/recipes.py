@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
@@ -10,30 +11,27 @@ from overlay.errors import BrokenInput, NotHere, Untrusted
 from overlay.fingerprint import bytes_digest
 from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
-from overlay.formats.model_index import read_model_index
 from overlay.formats.wording import some
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
-from overlay.planning.outputs import GeneratedFile
+from overlay.planning.outputs import CarriedFile, GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.renames import find_renames
 from overlay.planning.rules import DEFAULT_RULE, check_rule
 from overlay.planning.sources import Outcome, Sources
-from overlay.planning.vdn_h3 import needed_files, vdn_h3
+from overlay.planning.tree import Carried, component_problems, weight_problems
+from overlay.planning.vdn_h3 import COMPONENTS, needed_files, vdn_h3
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from overlay.formats.files import Files
     from overlay.formats.manifest import Manifest
     from overlay.hub import Inventory, Repo
     from overlay.planning.outputs import OutputFile
     from overlay.registry import Entry
 
 __all__ = ["check_buildable", "files_to_digest", "make_plan", "stand_in_digest"]
-
-MODEL_INDEX = "model_index.json"
 
 # Recipe ``python`` is not among them: nothing that it needs is here (see check_buildable).
 _RECIPES: Mapping[str, Callable[[Entry, Sources, str], Outcome]] = {
@@ -117,18 +115,19 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[
     if overlay is None or manifest is None:
         location = sglang.location_name(entry, None)
     else:
-        _check_components(overlay, outputs)
         identity = overlay_identity(entry, overlay, manifest)
         location = identity.location_name
         notes += fingerprint_notes(entry, overlay, identity)
         marker = sglang.marker_bytes(identity, f"{entry.model}@{inventory.source.revision}")
         outputs = list(overlaid(outputs, [GeneratedFile(MARKER_NAME, marker)]))
+    # The tree gets a record of its own, which says what that of a base said.
+    finished = finish((output for output in outputs if output.path != RECORD_NAME), entry.model)
+    _check_tree(inventory, finished)
     return Plan(
         model=entry.model,
         rule=rule,
         location=location,
-        # The tree gets a record of its own, which says what that of a base said.
-        outputs=finish((output for output in outputs if output.path != RECORD_NAME), entry.model),
+        outputs=finished,
         adapters=made.adapters,
         fused_before=made.fused_before,
         reads=made.reads,
@@ -149,19 +148,27 @@ def _sources(inventory: Inventory, digest: Callable[[Repo, str], str]) -> Source
     )
 
 
-def _check_components(overlay: Files, outputs: Sequence[OutputFile]) -> None:
-    """Every component that the overlay's model index promises has a folder; a server refuses the tree otherwise."""
-    if MODEL_INDEX not in overlay.paths():
-        return
-    made = {output.path.partition("/")[0] for output in outputs if "/" in output.path}
-    missing = sorted(read_model_index(overlay, MODEL_INDEX).components.keys() - made)
-    if missing:
-        raise BrokenInput(
-            f"{overlay.where(MODEL_INDEX)}: names components that the recipe does not make: {', '.join(missing)}",
-            code="component-missing",
-            hint="pin an overlay and a source that belong together, or correct the entry's needs",
-            missing=missing,
-        )
+def _check_tree(inventory: Inventory, outputs: Sequence[OutputFile]) -> None:
+    """A tree that no server loads, or with carried files that are none, is not built."""
+    entry, overlay = inventory.resolution.entry, inventory.overlay
+    tree = {output.path: _place(output, inventory) for output in outputs}
+    made = COMPONENTS if entry.recipe.name == "vdn-h3" else ()
+    try:
+        for _, error in chain(component_problems(entry, overlay, tree, made), weight_problems(tree)):
+            raise error
+    except NotHere as error:
+        if error.code != "not-cached":  # what brings the files will name all that are missing
+            raise
+
+
+def _place(output: OutputFile, inventory: Inventory) -> Carried | None:
+    overlay = inventory.overlay
+    match output:
+        case CarriedFile(_, taken):
+            return Carried(inventory.repos[taken.repo], taken.path)
+        case GeneratedFile(path, data) if overlay is not None and path in overlay.paths():
+            return Carried(overlay, path) if overlay.read_bytes(path) == data else None
+    return None
 
 
 def _check_required(inventory: Inventory, manifest: Manifest | None) -> None:

@@ -186,7 +186,8 @@ def test_add_without_a_script(world: Upstream, document: Callable[..., dict[str,
     """An overlay of mappings alone is that recipe."""
     world.commit_overlay("Drop the script")
     edit_json(world.now.overlay_folder / MANIFEST_PATH, lambda manifest: manifest.pop("custom_materializer"))
-    (world.now.overlay_folder / "model_index.json").unlink()
+    promised = ("text_encoder", "tokenizer", "processor", "video_vae", "transformer")
+    edit_json(world.now.overlay_folder / "model_index.json", lambda index: [index.pop(name) for name in promised])
     document("init", "init")
 
     found = document("add", "add", OTHER, "--overlay", OVERLAY_REPO)
@@ -368,8 +369,10 @@ def test_add_from_a_hub_folder(world: Upstream, document: Callable[..., dict[str
     document("init", "init")
     world.server.forget()
     add_repo(world.root / "mirror", "acme/map", "a" * 40, {"x.json": "{}"})
-    manifest = {"source_model_id": "acme/map", "file_mappings": [{"src": "x.json"}]}
-    add_repo(world.root / "mirror", "acme/map-overlay", "b" * 40, {MANIFEST_PATH: json.dumps(manifest)})
+    manifest = {"source_model_id": "acme/map", "file_mappings": [{"src": "x.json", "dst": "scheduler/x.json"}]}
+    index = {"_class_name": "P", "_diffusers_version": "0", "scheduler": ["own", "S"]}
+    papers = {MANIFEST_PATH: json.dumps(manifest), "model_index.json": json.dumps(index)}
+    add_repo(world.root / "mirror", "acme/map-overlay", "b" * 40, papers)
 
     document("add", "add", "acme/map", "--overlay", "acme/map-overlay", "--hub", str(world.root / "mirror"))
 

@@ -60,7 +60,6 @@ def removed(component: str) -> Callable[[HubFolder], None]:
     [
         pytest.param(lambda _: None, id="published"),
         pytest.param(bring("scheduler/scheduler_config.json"), id="brought-by-the-overlay"),
-        pytest.param(lambda hub: (hub.overlay_folder / "model_index.json").unlink(), id="no-index"),
         pytest.param(lambda hub: (hub.overlay_folder / "model_index.json").write_text("{"), id="broken-index"),
         pytest.param(empty("processor", "*.json"), id="a-processor-needs-no-weights"),
     ],

@@ -92,7 +92,7 @@ def test_papers_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], None
 
 @pytest.mark.parametrize("spoil", [lambda _: None, removed(INDEX)], ids=["published", "no-index"])
 def test_papers_that_can(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
-    """A model index is not required of an overlay."""
+    """That a tree has a model index is looked at with its components: a mapping may bring it."""
     hub = make_hub(tmp_path)
     spoil(hub.overlay_folder)
 

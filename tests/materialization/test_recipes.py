@@ -131,9 +131,10 @@ def test_mappings_are_a_tree_of_their_own(tmp_path: Path) -> None:
             {"type": "tree", "src": "vae", "dst_dir": "video/vae"},
         ],
     }
+    index = json.dumps({"_class_name": "P", "_diffusers_version": "0", "unet": ["own", "U"]})
     source = {"unet/config.json": "{}", "unet/w.safetensors": shard("w"), "vae/v.safetensors": shard("v"), "x.txt": "x"}
     add_repo(hub, "acme/source", commit("a"), source)
-    overlay = {"_overlay/overlay_manifest.json": json.dumps(manifest), "README.md": "mapped"}
+    overlay = {"_overlay/overlay_manifest.json": json.dumps(manifest), "README.md": "mapped", "model_index.json": index}
     add_repo(hub, "acme/overlay", commit("b"), overlay)
     registry = write_registry(
         tmp_path,
@@ -156,6 +157,7 @@ def test_mappings_are_a_tree_of_their_own(tmp_path: Path) -> None:
     assert made == {
         "README.md": b"mapped",
         "config.json": b"{}",
+        "model_index.json": index.encode(),
         "unet/w.safetensors": shard("w"),
         "video/vae/v.safetensors": shard("v"),
     }

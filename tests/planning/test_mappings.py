@@ -32,19 +32,25 @@ SOURCE = {
     "vae/model.safetensors": shard("v"),
     "vae/odd.bin": b"\x80",
 }
+# What an overlay has to bring for a server to load anything.
+PAPERS = {
+    "model_index.json": json.dumps({"_class_name": "P", "_diffusers_version": "0", "scheduler": ["diffusers", "S"]}),
+    "scheduler/scheduler_config.json": "{}",
+}
 
 
 def mapped(hub: Path, plan_of: Planner, *mappings: dict[str, Any], own: dict[str, str] | None = None) -> dict[str, str]:
     """Which file of the source each output path is; ``own`` for files of the overlay."""
     manifest = json.dumps({"file_mappings": mappings})
     add_repo(hub, "acme/source", commit("a"), SOURCE)
-    add_repo(hub, "acme/overlay", commit("b"), {"_overlay/overlay_manifest.json": manifest, **(own or {})})
+    overlay = {"_overlay/overlay_manifest.json": manifest, **PAPERS, **(own or {})}
+    add_repo(hub, "acme/overlay", commit("b"), overlay)
     plan = plan_of("acme/source", mapping_options(hub))
     found = {}
     for output in plan.outputs:
         if isinstance(output, CarriedFile):
             found[output.path] = output.input.path
-        elif isinstance(output, GeneratedFile) and output.path != MARKER:
+        elif isinstance(output, GeneratedFile) and output.path not in {MARKER, *PAPERS}:
             found[output.path] = "own"
     assert MARKER in {output.path for output in plan.outputs}
     return found

@@ -1,53 +1,70 @@
-"""Components that the overlay's model index promises, held against what the recipe makes."""
+"""Components that the model index promises and that an entry takes, held against what comes to the tree."""
 
 from __future__ import annotations
 
 import difflib
 from typing import TYPE_CHECKING
 
-from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, folded_paths, named, pin_of, shown, unless_broken
+from overlay.contract.reading import MOST_DATA, folded_paths, is_broken, named, pin_of, said, shown
+from overlay.contract.tree import carried_needs, made_by, tree_of
 from overlay.formats.files import PICKLES
-from overlay.formats.model_index import read_model_index
-from overlay.planning.mappings import select
-from overlay.planning.recipes import MODEL_INDEX
-from overlay.planning.vdn_h3 import COMPONENTS
+from overlay.formats.model_index import INDEX_NAMES
+from overlay.planning.tree import component_problems, needs_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
+    from overlay.errors import OverlayError
+    from overlay.planning.tree import Carried
 
 __all__ = ["check_components"]
 
-_WITHOUT_WEIGHTS = ("tokenizer", "scheduler", "processor", "feature_extractor")
-"""In the name of a component whose folder a server accepts without weights."""
+_FIX = "name the repo that holds them among the entry's needs, or pin an overlay that fits the recipe"
 
 
 def check_components(subject: Subject) -> Iterator[Finding]:
-    """``component-missing``: promised and not made, or to be carried from a repo that does not have it."""
-    yield from _carried(subject)
-    overlay, pin = subject.inventory.overlay, subject.entry.overlay
-    made = _made(subject)
-    if overlay is None or pin is None or made is None or MODEL_INDEX not in overlay.paths():
-        return
-    index = unless_broken(read_model_index, overlay, MODEL_INDEX)
-    if index is None:
-        return  # said by ``manifest-broken``
-    # What the overlay brings itself is there too, such as a scheduler's config.
-    missing = sorted(index.components.keys() - made - _folders(overlay.paths()))
-    if missing:
+    """``component-missing`` and ``component-broken``: promised and not made, or not to be carried; or no use there.
+
+    Also ``manifest-broken`` for an overlay whose tree would have no model index, and ``checkpoint-broken`` for shards
+    that no index lists.
+    """
+    lacking: set[str] = set()
+    for finding in _carried(subject):
+        lacking.update(finding.data["missing"])
+        yield finding
+    tree, overlay = tree_of(subject), subject.inventory.overlay
+    if tree is None:  # only the overlay's own Python knows the rest
+        tree, overlay = carried_needs(subject), None
+    for place, error in component_problems(subject.entry, overlay, tree, made_by(subject)):
+        if not is_broken(error):
+            raise error
+        code = _code(place, error)
+        absent = error.data.get("missing", ())
+        missing = [name for name in absent if name not in lacking]
+        said_elsewhere = code == "manifest-broken" and place.repo is overlay and place.path in overlay.paths()
+        if said_elsewhere or (absent and not missing):
+            continue
         yield found(
-            "component-missing",
+            code,
             subject.entry,
-            f"{overlay.where(MODEL_INDEX)} names components that recipe {subject.entry.recipe.name} does not make:"
-            f" {named(missing)}; a server refuses a tree without them",
-            place=pin.place,
-            fix="name the repo that holds them among the entry's needs, or pin an overlay that fits the recipe",
+            said(error),
+            place=pin_of(subject.entry, place.repo).place,
+            fix=_FIX if code == "component-missing" else f"overlay bump {subject.entry.model}",
+            repo=place.repo.repo,
+            path=place.path,
             missing=missing[:MOST_DATA],
         )
+
+
+def _code(place: Carried, error: OverlayError) -> str:
+    if error.code == "component-missing":
+        return error.code
+    if place.path.rpartition("/")[2] in INDEX_NAMES:
+        return "manifest-broken"
+    return "checkpoint-broken" if error.code == "bad-index" else "component-broken"
 
 
 def _carried(subject: Subject) -> Iterator[Finding]:
@@ -59,7 +76,7 @@ def _carried(subject: Subject) -> Iterator[Finding]:
             top = [path for path in files if path.count("/") == 1]
             if not files:
                 problem = f"has no folder {shown(component)}; there is {named(sorted(_folders(repo.paths())), 8)}"
-            elif not _needs_weights(component) or any(path.endswith((".safetensors", *PICKLES)) for path in top):
+            elif not needs_weights(component) or any(path.endswith((".safetensors", *PICKLES)) for path in top):
                 continue
             elif any(path.endswith(".safetensors.index.json") for path in top):
                 continue  # said by ``shard-missing``
@@ -86,26 +103,6 @@ def _fix(subject: Subject, component: str, folders: Iterable[str]) -> str:
     if near:
         return f"correct the name under components; the nearest is {shown(near[0])}"
     return f"overlay bump {subject.entry.model}"
-
-
-def _needs_weights(component: str) -> bool:
-    return not any(word in component.lower() for word in _WITHOUT_WEIGHTS)
-
-
-def _made(subject: Subject) -> set[str] | None:
-    """Folders that the recipe makes; None where only the overlay's own Python knows."""
-    entry, manifest = subject.entry, subject.manifest
-    match entry.recipe.name:
-        case "vdn-h3":
-            return {*COMPONENTS, *(component for need in entry.needs for component in need.components)}
-        case "lora" if subject.base is not None:
-            return _folders(subject.base[0].paths())
-        case "mappings" if manifest is not None and manifest.custom_materializer is None:
-            paths = subject.source.paths()
-            return _folders(
-                out for mapping in manifest.file_mappings[:MOST_MAPPINGS] for out in select(mapping, paths).values()
-            )
-    return None
 
 
 def _folders(paths: Iterable[str]) -> set[str]:

@@ -8,9 +8,8 @@ from overlay.contract.finding import found
 from overlay.contract.reading import is_broken, said, shown
 from overlay.errors import OverlayError
 from overlay.formats.manifest import read_manifest
-from overlay.formats.model_index import read_model_index
+from overlay.formats.model_index import INDEX_NAMES, read_model_index
 from overlay.formats.overlay_repo import MANIFEST_PATH
-from overlay.planning.recipes import MODEL_INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,9 +55,10 @@ def _problems(overlay: Repo) -> Iterator[str]:
         yield said(error)
     else:
         yield from _problems_of(manifest, overlay)
-    if MODEL_INDEX in overlay.paths():
+    index = next((name for name in INDEX_NAMES if name in overlay.paths()), None)
+    if index is not None:
         try:
-            read_model_index(overlay, MODEL_INDEX)
+            read_model_index(overlay, index)
         except OverlayError as error:
             if not is_broken(error):
                 raise
