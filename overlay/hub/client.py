@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx2
 from huggingface_hub import constants, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but re-exported without "as"
     build_hf_headers,
     hf_raise_for_status,
@@ -40,7 +41,11 @@ __all__ = ["download", "list_tree", "pages", "read_range", "resolve_branch"]
 
 _WORKERS = 8
 _TRIES = 3  # for a range; downloads are resumed by the client
+_RETRIES = 5  # for a question, as the client would; they take half a minute
 _MAX_PAGES = 1000  # an endless listing is no listing
+
+_in_trouble: set[str] = set()
+"""Endpoints whose last answer was none, after all tries."""
 
 
 def resolve_branch(repo: str, traffic: Traffic | None = None) -> str:
@@ -104,13 +109,34 @@ def pages(target: str, where: str, traffic: Traffic | None = None) -> Iterator[b
 def _get(target: str, traffic: Traffic | None) -> httpx2.Response:
     """The answer to a question to the Hub's API."""
     # The client's own functions for it have no time limit, so an endpoint that never answers would hang them for good.
-    response = http_backoff(
-        "GET", constants.ENDPOINT + target, headers=build_hf_headers(), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
-    )
+    url = constants.ENDPOINT + target
+    with _patience() as retries:
+        response = http_backoff(
+            "GET",
+            url,
+            max_retries=retries,
+            headers=build_hf_headers(),
+            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+        )
     if traffic is not None:
         traffic.add(response.num_bytes_downloaded)
     hf_raise_for_status(response)
     return response
+
+
+@contextmanager
+def _patience() -> Iterator[int]:
+    """How often a request inside is tried again: not as long as the one before it had no luck with all its tries.
+
+    Each repo of each model would else wait for an endpoint in trouble as long as the first one did.
+    """
+    where = constants.ENDPOINT
+    try:
+        yield 0 if where in _in_trouble else _RETRIES
+    except (httpx2.TransportError, HfHubHTTPError):  # what the client raises here, it has tried again
+        _in_trouble.add(where)
+        raise
+    _in_trouble.discard(where)
 
 
 def read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traffic: Traffic | None = None) -> bytes:

@@ -178,9 +178,9 @@ class HubRepo:
             data = read_span(descriptor, 0, found.st_size)
         refuse_pointer(data, self.where(path))
         if (expected := self._file(path).digest) is not None:
-            found = bytes_digest(data, "sha256") if expected.startswith("sha256:") else git_blob_digest(data)
-            if found != expected:
-                raise self._damaged(path, place, f"{found}, expected {expected}: not the file of this commit")
+            digest = bytes_digest(data, "sha256") if expected.startswith("sha256:") else git_blob_digest(data)
+            if digest != expected:
+                raise self._damaged(path, place, f"{digest}, expected {expected}: not the file of this commit")
         return data
 
     def read_range(self, path: str, start: int, nbytes: int) -> bytes:

@@ -138,6 +138,25 @@ def test_short_trouble_is_waited_out(world: World, status: int) -> None:
     assert repo.fetch([ONE], None)[ONE].stat().st_size == repo.size(ONE)
 
 
+def test_a_hub_in_trouble_is_not_waited_for_by_each_repo(world: World) -> None:
+    """After all tries of one question in vain, the next ones are asked once; the first answer ends that."""
+    fault = world.server.fault(status=500)
+    asked = []
+    for _ in range(3):
+        world.server.forget()
+        assert failure(world).code == "hub-unavailable"
+        asked.append(len(world.server.asked()))
+    assert asked == [6, 1, 1]
+
+    fault.times = 0
+    world.open()
+    world.server.forget()
+    fault.times = 2
+
+    world.open(revision=None)
+    assert len(world.server.asked()) == 3
+
+
 @pytest.mark.parametrize("other_host", [True, False])
 def test_h27_a_mirror_without_the_commit_header_is_named(world: World, *, other_host: bool) -> None:
     """The message names the endpoint, the variable and the header; it does not blame the connection."""

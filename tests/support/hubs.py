@@ -12,6 +12,8 @@ import huggingface_hub.utils._http
 from huggingface_hub import close_session, constants
 from support.tensors import entry, raw_file
 
+from overlay.hub import client
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
@@ -52,6 +54,7 @@ def client_of(server: HubServer | str, monkeypatch: pytest.MonkeyPatch, cache: P
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "HF_TOKEN_PATH", str(cache.parent / "token"))
+        patch.setattr(client, "_in_trouble", set())
         patch.setattr(huggingface_hub.utils._http, "time", impatient)
         patch.setattr(huggingface_hub.file_download, "time", impatient)
         close_session()
