@@ -21,7 +21,6 @@ refuse() {
 }
 
 branch=${HEAD_REF:-}
-lock=${OVERLAY_REGISTRY%.*}.lock
 head=$(git rev-parse HEAD)
 [[ -n $branch ]] || refuse "runs on pull requests only"
 [[ $branch != "$DEFAULT_BRANCH" ]] || refuse "never pushes to the default branch, $branch"
@@ -35,23 +34,26 @@ or actions/checkout lacks ref: \${{ github.event.pull_request.head.sha }}"
 # Entries whose lock is of other pins, which the check tells without a connection. The others are not asked for again:
 # the files of a commit do not change, and one of them may be gated.
 overlay check --offline --json >"$RUNNER_TEMP/overlay-check.json" || true
-stale=$(python3 - "$RUNNER_TEMP/overlay-check.json" <<'END'
+found=$(python3 - "$RUNNER_TEMP/overlay-check.json" <<'END'
 import json
+import os
 import sys
+from pathlib import Path
 
 with open(sys.argv[1], encoding="utf-8") as file:
     document = json.load(file)
 if "models" not in document:
     sys.exit(json.dumps(document))
+print(os.path.relpath(Path(document["registry"]).with_suffix(".lock")))
 for model in document["models"]:
     if {"lock-missing", "lock-stale"} & {finding["code"] for finding in model["findings"]}:
         print(model["model"])
 END
-) || refuse "$OVERLAY_REGISTRY or $lock cannot be used: the check of this pull request says why"
-if [[ -n $stale ]]; then
-    mapfile -t models <<<"$stale"
-    overlay lock -- "${models[@]}"
-fi
+) || refuse "${OVERLAY_REGISTRY:-the registry} or its lock cannot be used: the check of this pull request says why"
+mapfile -t models <<<"$found"
+lock=${models[0]} # as overlay itself names it
+models=("${models[@]:1}")
+((${#models[@]} == 0)) || overlay lock -- "${models[@]}"
 
 if [[ -z $(git status --porcelain --ignored -- "$lock") ]]; then
     echo "$lock is current"

@@ -143,8 +143,11 @@ def run_bump(
     """What the command does."""
     if bool(models) == every:
         usage("name models, or all of them with --all", "bump")
-    if (overlay_to or source_to) and len(models) != 1:
+    targets = [target for target in (overlay_to, source_to) if target is not None]
+    if targets and len(models) != 1:
         usage("--overlay-to and --source-to go with one MODEL", "bump")
+    if "" in targets:  # a variable that is not set
+        usage("--overlay-to and --source-to need a commit, its first digits, or main", "bump")
     registry, repos = project_registry(common.registry), upstream(common)
     resolutions = [resolution_of(model, registry) for model in models or own_models(registry)]
     outcomes = [_outcome(resolution, repos, source_to, overlay_to) for resolution in resolutions]

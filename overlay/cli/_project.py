@@ -60,7 +60,7 @@ def resolution_of(model: str, registry: Registry) -> Resolution:
 
 
 def change_registry(registry: Registry, change: Callable[[bytes, str], bytes]) -> None:
-    """Change the registry file in one step.
+    """Change the registry file in one step, from what it held when ``registry`` was read.
 
     Args:
         change: Gives the new content, from the old one and the file's name for messages.
@@ -70,9 +70,7 @@ def change_registry(registry: Registry, change: Callable[[bytes, str], bytes]) -
         CheckFailed: Somebody else changed it meanwhile.
         CannotWrite: The system refuses.
     """
-    path = Path(registry.path)
-    before = path.read_bytes()
-    replace_file(path, before, change(before, registry.path))
+    replace_file(Path(registry.path), registry.content, change(registry.content, registry.path))
 
 
 def write_lock(common: Common, registry: Registry, models: Sequence[str]) -> str | None:

@@ -178,11 +178,13 @@ class Registry:
         path: The file in force.
         entries: By model, in the order of the files.
         replaced: By model, one sentence for each value that an override replaced.
+        content: The bytes of the file in force that these entries are of.
     """
 
     path: str
     entries: Mapping[str, Entry]
     replaced: Mapping[str, tuple[str, ...]]
+    content: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

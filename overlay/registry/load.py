@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from overlay.registry.entries import Entry
     from overlay.registry.lock import LockedModel
-    from overlay.registry.schema import RegistryFile
     from overlay.registry.strict_yaml import Document
 
 __all__ = [
@@ -54,6 +53,7 @@ def load_registry(
         InvalidRegistry: A file or variable cannot be used as it stands; all problems of one file at once.
     """
     # Imported here: pydantic and the YAML reader take 0.1 s, and most of what imports this package reads no file.
+    from overlay.registry.explain import checked
     from overlay.registry.merge import lay_over
     from overlay.registry.server import apply_server_registry
 
@@ -61,17 +61,18 @@ def load_registry(
     packaged = packaged_registry()
     found, how = _override(flag, environ, cwd)
     files = [packaged] if found is None or _same_file(found, packaged) else [packaged, found]
+    content = b""
     entries: dict[str, Entry] = {}
     replaced: dict[str, tuple[str, ...]] = {}
     for path in files:
         try:
-            document, content = _read(path, cwd)
-            entries, replaced = lay_over(entries, content.models, document, str(path))
+            content, document = _read(path, cwd)
+            entries, replaced = lay_over(entries, checked(document).models, document, str(path))
         except InvalidRegistry as error:
             raise _with_origin(error, how if path == found else None) from error
     entries, told = apply_server_registry(entries, environ, cwd)
     notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
-    return Registry(str(files[-1]), entries, notes)
+    return Registry(str(files[-1]), entries, notes, content)
 
 
 def own_models(registry: Registry) -> tuple[str, ...]:
@@ -190,9 +191,8 @@ def _override(flag: Path | None, environ: Mapping[str, str], cwd: Path) -> tuple
     return None, ""
 
 
-def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
-    from overlay.registry.explain import checked
-    from overlay.registry.strict_yaml import parse
+def _read(path: Path, cwd: Path) -> tuple[bytes, Document]:
+    from overlay.registry.strict_yaml import parse  # the YAML reader, as above
 
     name = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
     try:
@@ -201,8 +201,7 @@ def _read(path: Path, cwd: Path) -> tuple[Document, RegistryFile]:
         raise InvalidRegistry(
             f"{name}: cannot be read: {error.strerror}", code="registry-unreadable", where=str(path)
         ) from error
-    document = parse(content, name)
-    return document, checked(document)
+    return content, parse(content, name)
 
 
 def _with_origin(error: InvalidRegistry, how: str | None) -> InvalidRegistry:

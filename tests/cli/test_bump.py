@@ -16,6 +16,7 @@ from overlay.consumers.sglang import overlay_fingerprint
 from overlay.demo.checkpoint import NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.registry.lock import read_lock
+from overlay.upkeep.search import search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -382,6 +383,9 @@ def test_bump_to_the_beginning_of_a_commit(locked: Upstream, capsys: pytest.Capt
         ([], 2),
         ([MODEL, "--all"], 2),
         (["--all", "--source-to", "main"], 2),
+        ([MODEL, "--source-to", ""], 2),
+        ([MODEL, "--overlay-to", ""], 2),
+        (["--all", "--source-to", ""], 2),
         ([MODEL, "--source-to", "ffff"], 2),
         ([MODEL, "--source-to", "v1.0"], 2),
         (["acme/none"], 2),
@@ -394,6 +398,25 @@ def test_bump_refuses(locked: Upstream, args: list[str], status: int) -> None:
 
     assert run(["bump", *args]) == status
     assert locked.registry.read_bytes() == before
+
+
+def test_an_entry_that_changes_meanwhile_is_left_alone(
+    locked: Upstream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was checked is what is written: an edit that was made while the Hub was asked is not bumped over."""
+    locked.commit_source("A card")
+    text = locked.registry.read_text()
+    edited = text.replace("stage-dmd-step-250", "stage-b-step-2000")
+
+    def edit_and_check(*args: Any, **options: Any) -> Any:
+        locked.registry.write_text(edited)
+        return search(*args, **options)
+
+    monkeypatch.setattr("overlay.cli._bump.search", edit_and_check)
+
+    assert run(["bump", MODEL]) == 1
+    assert "error[registry-changed]" in capsys.readouterr().err
+    assert locked.registry.read_text() == edited
 
 
 def test_what_cannot_be_edited_is_left_alone(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.actions import BOT_EMAIL, REPOSITORY, make_checkout, run_step
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.actions import Checkout, Ran
 
 pytestmark = pytest.mark.no_torch
@@ -19,13 +18,14 @@ BRANCH = "renovate/acme-base"
 LOCK = "echo locked >registry.lock"
 
 
-def stand_in(checkout: Checkout, lock: str, *codes: str, status: int = 1) -> None:
+def stand_in(checkout: Checkout, lock: str, *codes: str, status: int = 1, registry: str = "registry.yaml") -> None:
     """A program whose check finds these codes, one a model, and whose lock runs a command, after which all is well."""
+    path = str(checkout.work / registry)
     models = [{"model": f"acme/m{number}", "findings": [{"code": code}]} for number, code in enumerate(codes)]
-    (checkout.root / "found").write_text(json.dumps({"models": models}))
+    (checkout.root / "found").write_text(json.dumps({"registry": path, "models": models}))
     checkout.stand_in(f"""\
 if [ "$1" = check ]; then cat {checkout.root}/found; exit {status}; fi
-echo '{{"models": []}}' >{checkout.root}/found
+echo '{{"registry": "{path}", "models": []}}' >{checkout.root}/found
 {lock}""")
 
 
@@ -130,14 +130,17 @@ def test_unusable_registry(checkout: Checkout) -> None:
     assert branches(checkout) == before
 
 
-def test_follows_the_registry(checkout: Checkout) -> None:
-    """The lock lies beside the registry that is named."""
-    stand_in(checkout, "mkdir -p deploy; echo locked >deploy/models.lock", "lock-missing")
+@pytest.mark.parametrize("registry", ["deploy/models.yaml", "deploy.d/pins"])
+def test_follows_the_registry(checkout: Checkout, registry: str) -> None:
+    """The lock lies where overlay puts that of the registry that is named, whatever its suffix."""
+    lock = Path(registry).with_suffix(".lock")
+    write = f"mkdir -p {lock.parent}; echo locked >{lock}"
+    stand_in(checkout, write, "lock-missing", registry=registry)
 
-    ran = relock(checkout, registry="deploy/models.yaml")
+    ran = relock(checkout, registry=registry)
 
-    assert ran.calls[1:] == ["lock -- acme/m0 [deploy/models.yaml]"]
-    assert checkout.remote("show", f"{BRANCH}:deploy/models.lock") == "locked"
+    assert ran.calls[1:] == [f"lock -- acme/m0 [{registry}]"]
+    assert checkout.remote("show", f"{BRANCH}:{lock}") == "locked"
 
 
 @pytest.mark.parametrize(
