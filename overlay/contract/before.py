@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.contract.git import commit_of, file_at
-from overlay.errors import InvalidRegistry, NotHere
+from overlay.errors import InvalidRegistry, NotHere, OverlayError
+from overlay.formats.local import read_small_file
 from overlay.registry import Registry, load_registry, resolve
 from overlay.registry.load import is_packaged, own_models, packaged_registry
 from overlay.registry.lock import lock_path, parse_lock
@@ -72,19 +73,19 @@ def before_in(registry: Registry, file: Path) -> Before:
         InvalidRegistry: It cannot be read.
     """
     try:
-        content = file.read_bytes()
-        lock = lock_path(file)
-        locked = lock.read_bytes() if lock.is_file() else None
-    except FileNotFoundError as error:
-        raise NotHere(
-            f"{file}: no such file",
-            code="no-such-file",
-            hint="name a registry file to compare with: --against FILE",
-            where=str(file),
-        ) from error
-    except OSError as error:
-        message = f"{file}: cannot be read: {error.strerror}"
-        raise InvalidRegistry(message, code="registry-unreadable", where=str(file)) from error
+        content = read_small_file(file)
+    except OverlayError as error:
+        hint = "name a registry file to compare with: --against FILE"
+        if isinstance(error, NotHere):
+            raise NotHere(error.message, code=error.code, hint=hint, where=str(file)) from error
+        raise InvalidRegistry(error.message, code="registry-unreadable", hint=hint, where=str(file)) from error
+    lock = lock_path(file)
+    try:
+        locked = read_small_file(lock)
+    except NotHere:
+        locked = None
+    except OverlayError as error:
+        raise InvalidRegistry(error.message, code="lock-unreadable", hint=f"ls -l {lock}", where=str(lock)) from error
     return _before(registry, str(file), content, locked)
 
 

@@ -31,7 +31,7 @@ def shown_path(file: str) -> str:
     """A file as people find it: relative to the working directory where it is inside it."""
     try:
         return str(Path(file).resolve().relative_to(Path.cwd().resolve())) if Path(file).is_absolute() else file
-    except (ValueError, OSError):
+    except (ValueError, OSError, RuntimeError):  # the last: a link to itself, before Python 3.13
         return file
 
 

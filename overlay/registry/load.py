@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from overlay.errors import InvalidRegistry, InvalidUsage, NotHere
+from overlay.errors import InvalidRegistry, InvalidUsage, NotHere, OverlayError
+from overlay.formats.local import read_small_file
 from overlay.registry.entries import Registry
 
 if TYPE_CHECKING:
@@ -184,8 +185,9 @@ def _override(flag: Path | None, environ: Mapping[str, str], cwd: Path) -> tuple
     if environ.get(VARIABLE):
         return cwd / os.path.expanduser(environ[VARIABLE]), f"named by {VARIABLE}"  # noqa: PTH111 - never raises
     for folder in (cwd, *cwd.parents):
-        # os.path: a folder that may not be looked into has no registry for us, and is no error.
-        if os.path.isfile(folder / FILE_NAME):  # noqa: PTH113
+        # Whatever has the name is meant, also a link to nothing: it is an error when it is read, and never passed over.
+        # A folder that may not be looked into has no registry for us, and is no error.
+        if os.path.lexists(folder / FILE_NAME):
             how = "found from the working directory; another is taken with --registry or OVERLAY_REGISTRY"
             return folder / FILE_NAME, how
     return None, ""
@@ -196,11 +198,10 @@ def _read(path: Path, cwd: Path) -> tuple[bytes, Document]:
 
     name = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidRegistry(
-            f"{name}: cannot be read: {error.strerror}", code="registry-unreadable", where=str(path)
-        ) from error
+        content = read_small_file(path)
+    except OverlayError as error:
+        problem = error.message.removeprefix(f"{path}: ")
+        raise InvalidRegistry(f"{name}: {problem}", code="registry-unreadable", where=str(path)) from error
     return content, parse(content, name)
 
 

@@ -10,12 +10,13 @@ import pytest
 
 from overlay.contract.before import before_at, before_in, changed_models, fallen_back
 from overlay.contract.git import commit_of, file_at
-from overlay.errors import InvalidUsage, NotHere, TryAgain
+from overlay.errors import InvalidRegistry, InvalidUsage, NotHere, TryAgain
 from overlay.registry import Registry, load_registry
 from overlay.registry.load import packaged_registry
 from overlay.registry.lock import lock_path, read_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = pytest.mark.no_torch
@@ -252,6 +253,21 @@ def test_a_hook_sees_the_repository_that_the_file_lies_in(
 
     assert before.name == f"HEAD ({expected[:12]})"
     assert changed_models(before, now.entries, {}) == ()
+
+
+@pytest.mark.parametrize(("name", "code"), [("old.yaml", "registry-unreadable"), ("old.lock", "lock-unreadable")])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path.name)])
+def test_against_what_cannot_be_read(
+    project: Path, tmp_path: Path, name: str, code: str, make: Callable[[Path], None]
+) -> None:
+    """A pipe is not waited for, and what is no file is not taken for a lock that is not there."""
+    (tmp_path / "old.yaml").write_text(REGISTRY.format(A, C))
+    (tmp_path / name).unlink(missing_ok=True)
+    make(tmp_path / name)
+
+    with pytest.raises(InvalidRegistry) as caught:
+        before_in(registry(project), tmp_path / "old.yaml")
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +18,7 @@ from overlay.registry.merge import lay_over
 from overlay.registry.strict_yaml import parse
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.no_torch
 
@@ -219,13 +221,58 @@ def test_project_file_that_is_no_registry_says_how_it_was_found(tmp_path: Path) 
     assert "--registry" in (caught.value.hint or "")
 
 
-@pytest.mark.parametrize(("name", "reason"), [("nowhere.yaml", "No such file"), (".", "Is a directory")])
+@pytest.mark.parametrize(("name", "reason"), [("nowhere.yaml", "no such file"), (".", "a folder")])
 def test_unreadable_override_is_named(tmp_path: Path, name: str, reason: str) -> None:
     """A file that is named and cannot be read is an error, never a reason to take another."""
     with pytest.raises(InvalidRegistry, match=reason) as caught:
         load_registry(environ={"OVERLAY_REGISTRY": name}, cwd=tmp_path)
     assert caught.value.code == "registry-unreadable"
     assert caught.value.hint == "correct the file, or name another with --registry; it was named by OVERLAY_REGISTRY"
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.symlink_to("sub/registry.yaml"), "link to sub/registry.yaml, which is not there"),
+        (make_loop, "Too many levels of symbolic links"),
+        (Path.mkdir, "found a folder"),
+        (os.mkfifo, "found a special file"),
+    ],
+    ids=["dangling", "loop", "folder", "pipe"],
+)
+@pytest.mark.parametrize("where", [".", "deep/down"])
+def test_what_has_the_name_of_a_registry_is_not_passed_over(
+    tmp_path: Path, make: Callable[[Path], None], reason: str, where: str
+) -> None:
+    """A project whose file cannot be read is never taken for one without a file; a pipe is not waited for."""
+    make(tmp_path / "registry.yaml")
+    (tmp_path / where).mkdir(parents=True, exist_ok=True)
+
+    with pytest.raises(InvalidRegistry, match=reason) as caught:
+        load_registry(environ={}, cwd=tmp_path / where)
+
+    assert caught.value.code == "registry-unreadable"
+    assert caught.value.data["where"] == str(tmp_path / "registry.yaml")
+    assert "found from the working directory" in (caught.value.hint or "")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_folder_above_that_may_not_be_looked_into(tmp_path: Path) -> None:
+    """It has no registry for us; a file that may not be read is an error."""
+    below = tmp_path / "closed/below"
+    below.mkdir(parents=True)
+    (tmp_path / "closed").chmod(0)
+    try:
+        assert load_registry(environ={}, cwd=below).path == str(packaged_registry())
+    finally:
+        (tmp_path / "closed").chmod(0o700)
+    (tmp_path / "registry.yaml").touch(0)
+    with pytest.raises(InvalidRegistry, match="no permission"):
+        load_registry(environ={}, cwd=tmp_path)
 
 
 def test_deleted_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
