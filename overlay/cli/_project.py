@@ -9,8 +9,8 @@ from overlay.cli._check import findings_text
 from overlay.cli._progress import phases
 from overlay.errors import InvalidUsage, OverlayError
 from overlay.hub.history import Histories
-from overlay.materialization.lock import lock
-from overlay.materialization.lock_changes import EXPECTED_DROPPED
+from overlay.materialization.locking.changes import EXPECTED_DROPPED
+from overlay.materialization.locking.lock import lock
 from overlay.materialization.request import open_cache, open_memo
 from overlay.registry import load_registry, resolve
 from overlay.registry.replace import replace_file

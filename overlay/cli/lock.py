@@ -69,7 +69,7 @@ def lock(common: Common, models: tuple[str, ...], from_build: Path | None, dry_r
     Without MODEL, exactly the models of the registry file: others leave the lock. Nothing but headers and small files
     is downloaded. Entries whose pins float are skipped. Commit the file together with the registry.
     """
-    from overlay.materialization.lock import lock as write_lock
+    from overlay.materialization.locking.lock import lock as write_lock
 
     found = write_lock(models, common.options(), from_build=from_build, dry_run=dry_run, phase=phases(common.output))
     document = Locked(

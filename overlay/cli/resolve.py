@@ -171,7 +171,7 @@ def _document(common: Common, model: str, found: overlay.Resolved, rule: str) ->
 
 
 def _lock(resolution: Resolution) -> ModelLock | None:
-    from overlay.materialization.lock_in_force import lock_state
+    from overlay.materialization.locking.in_force import lock_state
 
     found = lock_state(resolution)
     return ModelLock(str(found.path), found.name, found.differences) if found else None

@@ -12,12 +12,12 @@ from overlay.cache.trees import check_location
 from overlay.errors import InvalidUsage
 from overlay.fingerprint import bytes_digest
 from overlay.materialization.build import start_engine
-from overlay.materialization.enforcing import enforced
 from overlay.materialization.inputs import hash_ahead
 from overlay.materialization.job import Job
 from overlay.materialization.learning import settled_survey
-from overlay.materialization.lock_in_force import lock_in_force
-from overlay.materialization.lock_of_tree import expected_tree
+from overlay.materialization.locking.enforcing import enforced
+from overlay.materialization.locking.in_force import lock_in_force
+from overlay.materialization.locking.of_tree import expected_tree
 from overlay.materialization.lookup import remember
 from overlay.materialization.publishing import Published, publish, seal, where_one_may
 from overlay.materialization.record import read_record
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
-    from overlay.materialization.deviations import Rebuilt
-    from overlay.materialization.lock_in_force import LockInForce
+    from overlay.materialization.locking.deviations import Rebuilt
+    from overlay.materialization.locking.in_force import LockInForce
     from overlay.materialization.publishing import Result, Sealed
     from overlay.materialization.request import Phase
     from overlay.materialization.state import State

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.fusion.engine import Engine
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
-    from overlay.materialization.deviations import Rebuilt
+    from overlay.materialization.locking.deviations import Rebuilt
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import AdapterUse, Plan

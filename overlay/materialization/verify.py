@@ -19,7 +19,7 @@ from overlay.materialization.request import existing_folder, silent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from overlay.materialization.lock_of_tree import ExpectedTree
+    from overlay.materialization.locking.of_tree import ExpectedTree
     from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
     from overlay.registry import Registry
@@ -127,7 +127,7 @@ def verify(
 def _lock(record: Record, registry: Registry | None) -> ExpectedTree | None:
     if registry is None:
         return None
-    from overlay.materialization.lock_of_tree import expected_tree  # it looks for what is published with this module
+    from overlay.materialization.locking.of_tree import expected_tree  # it looks for what is published with this module
 
     return expected_tree(record, registry)
 

@@ -23,7 +23,7 @@ from overlay.cli._main import run
 from overlay.demo.checkpoint import LORA_REPO, LORA_REVISION, OVERLAY_REPO
 from overlay.demo.registry import write_registry
 from overlay.hub import Traffic
-from overlay.materialization.lock import lock as lock_models
+from overlay.materialization.locking.lock import lock as lock_models
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import Options
 from overlay.registry.load import packaged_registry
@@ -493,7 +493,7 @@ def test_a_change_meanwhile_is_merged(project: Project, monkeypatch: pytest.Monk
     """A model that another run locked while this one looked at its own stays."""
     project.add(python_entry(project))
     options = Options(hub=project.hub.root, registry=project.registry)
-    from overlay.materialization import lock as module
+    from overlay.materialization.locking import lock as module
 
     facts = module.facts_of
 
@@ -511,7 +511,7 @@ def test_a_change_meanwhile_is_merged(project: Project, monkeypatch: pytest.Monk
 
 def test_waits_while_another_run_writes(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between another run's reading and writing of the file nothing is written: both models are there in the end."""
-    from overlay.materialization import lock as module
+    from overlay.materialization.locking import lock as module
 
     project.add(python_entry(project))
     options = Options(hub=project.hub.root, registry=project.registry)

@@ -18,14 +18,14 @@ from support.models import VDN, copy_root, options
 from support.published_rule import files_of
 
 import overlay.fusion.engine
-import overlay.materialization.enforcing
+import overlay.materialization.locking.enforcing
 from overlay.demo.revisions import bump_readme
 from overlay.errors import CheckFailed
 from overlay.fusion.library import Library
 from overlay.fusion.products import Products
 from overlay.fusion.self_test import SelfTest
 from overlay.materialization.compare import compare
-from overlay.materialization.lock import lock
+from overlay.materialization.locking.lock import lock
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.resolve import resolve
@@ -422,7 +422,7 @@ def test_a_kill_after_the_quarantine(
     write_lock(VDN, chosen, document)
     with monkeypatch.context() as patch:
         patch.setattr(
-            overlay.materialization.enforcing, "drop_deviating", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            overlay.materialization.locking.enforcing, "drop_deviating", lambda *_: os.kill(os.getpid(), signal.SIGKILL)
         )
         assert in_child(lambda: materialize(VDN, chosen)) == signal.SIGKILL
     [tree] = quarantined(root)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlay.materialization.lock_changes import changes
+from overlay.materialization.locking.changes import changes
 from overlay.registry.lock import (
     Expected,
     ExpectedFile,

@@ -17,8 +17,8 @@ from support.models import VDN, options
 
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 from overlay.errors import BrokenInput, InvalidRegistry, OverlayError
-from overlay.materialization.lock import lock
-from overlay.materialization.lock_in_force import lock_in_force, lock_state
+from overlay.materialization.locking.in_force import lock_in_force, lock_state
+from overlay.materialization.locking.lock import lock
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
 from overlay.registry import load_registry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from overlay.materialization.request import Options
 
 WEIGHTS = "stage-dmd-step-250/linear_branch/model.safetensors"
-SMALL = "tokenizer/vocab.json"
+SMALL = "processor/chat_template.jinja"
 SPEC = "stage-dmd-step-250/adapters/default/adapter_spec.json"
 
 

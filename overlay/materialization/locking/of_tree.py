@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.materialization.content import Problem
-from overlay.materialization.deviations import deviations
-from overlay.materialization.lock_in_force import lock_of_record
+from overlay.materialization.locking.deviations import deviations
+from overlay.materialization.locking.in_force import lock_of_record
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from overlay.materialization.deviations import Deviation
+    from overlay.materialization.locking.deviations import Deviation
     from overlay.materialization.record import Record, RecordedFile
     from overlay.registry import Registry
     from overlay.registry.lock import Expected

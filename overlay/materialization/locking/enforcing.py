@@ -8,8 +8,8 @@ from overlay.errors import CannotWrite, CheckFailed
 from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.os_errors import MAY_NOT_WRITE
 from overlay.formats.wording import counted, some
-from overlay.materialization.deviations import build_again, deviations, drop_deviating
-from overlay.materialization.lock_in_force import why_not_comparable
+from overlay.materialization.locking.deviations import build_again, deviations, drop_deviating
+from overlay.materialization.locking.in_force import why_not_comparable
 from overlay.materialization.publishing import quarantine
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.materialization.build import Made
-    from overlay.materialization.deviations import Deviation, Rebuilt
     from overlay.materialization.job import Job
-    from overlay.materialization.lock_in_force import LockInForce
+    from overlay.materialization.locking.deviations import Deviation, Rebuilt
+    from overlay.materialization.locking.in_force import LockInForce
     from overlay.materialization.publishing import Sealed
     from overlay.materialization.survey import Work
 

@@ -13,8 +13,8 @@ from overlay.fingerprint import DigestMemo
 from overlay.hub.contents import Contents
 from overlay.hub.traffic import Traffic
 from overlay.materialization.inputs import hash_ahead
-from overlay.materialization.lock_changes import changes
-from overlay.materialization.lock_expected import expected_output
+from overlay.materialization.locking.changes import changes
+from overlay.materialization.locking.expected import expected_output
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.registry import LOCAL, Entry, Registry, Resolution
 from overlay.registry import resolve as resolve_model

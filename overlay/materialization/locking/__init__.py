@@ -1,0 +1,1 @@
+"""The lock: writing what pins and builds were found to hold (``lock``), and holding builds and trees to it."""
