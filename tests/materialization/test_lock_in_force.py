@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from overlay.materialization.request import Options
 
 WEIGHTS = "stage-dmd-step-250/linear_branch/model.safetensors"
-SMALL = "processor/chat_template.jinja"
+SMALL = "tokenizer/vocab.json"
 SPEC = "stage-dmd-step-250/adapters/default/adapter_spec.json"
 
 
@@ -286,14 +287,19 @@ def test_online_a_small_file_is_compared_once_it_is_read(
 ) -> None:
     """The Hub knows it by its git blob alone, and no plan reads it: refused before anything is published."""
     hub, _ = served
+    path, words = "tokenizer/words.txt", "word\n" * 400  # no JSON, and too large for a pointer
+    (hub.needs_folder / path).write_text(words)
+    locked = {"size": len(words), "sha256": hashlib.sha256(words.encode()).hexdigest()}
+    document["repos"][NEEDS_REPO]["files"][path] = locked
+    document["expected"] = None
     chosen = replace(options(hub, tmp_path / "root"), hub=None)
-    write_lock(VDN, chosen, document, lambda lock: flip(lock, NEEDS_REPO, SMALL))
+    write_lock(VDN, chosen, document, lambda lock: flip(lock, NEEDS_REPO, path))
     assert not plan(VDN, chosen).is_done
     for _ in range(2):  # found in the cache the second time
         with pytest.raises(BrokenInput) as caught:
             materialize(VDN, chosen)
         assert caught.value.code == "lock-differs"
-        assert [item["path"] for item in caught.value.data["files"]] == [SMALL]
+        assert [item["path"] for item in caught.value.data["files"]] == [path]
         assert list((tmp_path / "root").glob(".overlay/trees/*")) == []
         assert list((tmp_path / "root").glob("materialized_models/*")) == []
     write_lock(VDN, chosen, document)
