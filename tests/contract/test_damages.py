@@ -27,7 +27,7 @@ pytestmark = pytest.mark.no_torch
 STAGE = "stage-dmd-step-250"
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 86000\n"
 SHARD, INDEX = "text_encoder/model-{:05d}-of-00002.safetensors", "text_encoder/model.safetensors.index.json"
-AUDIO, VAE = "h3-base/audio_vae", "h3-base/vae"
+BASE, AUDIO, VAE = "h3-base/transformer", "h3-base/audio_vae", "h3-base/vae"
 WEIGHTS = "diffusion_pytorch_model"
 
 
@@ -166,6 +166,40 @@ def test_check_finds_what_the_build_refuses(
     damage({"overlay": hub.overlay_folder, "source": hub.source_folder, "needs": hub.needs_folder}[repo])
 
     assert (errors(hub, tmp_path), refusal(hub, tmp_path)) == (found, refused)
+
+
+@pytest.mark.parametrize(
+    ("damage", "found", "refused"),
+    [
+        (being("LICENSE", POINTER), {"component-broken"}, "lfs-pointer"),
+        (gone(f"{VAE}/{WEIGHTS}-00002-of-00003.safetensors"), {"shard-missing"}, "missing-shards"),
+        (cut(f"{VAE}/{WEIGHTS}-00002-of-00003.safetensors"), {"checkpoint-broken"}, "truncated"),
+        (gone(f"{BASE}/{WEIGHTS}-00001-of-00002.safetensors"), {"shard-missing"}, "missing-shards"),
+        (being(f"{BASE}/{WEIGHTS}-00001-of-00002.safetensors", POINTER), {"checkpoint-broken"}, "lfs-pointer"),
+        (lambda root: shutil.rmtree(root / BASE), {"file-missing"}, "required-file-missing"),
+        (gone(f"{VAE}/{WEIGHTS}.safetensors.index.json"), set(), None),
+        (twice(f"{VAE}/{WEIGHTS}-00001-of-00003.safetensors", f"{VAE}/extra.safetensors"), set(), None),
+        (being(f"{VAE}/config.json"), set(), None),
+        (being("workflow.json", "// no JSON"), set(), None),
+        (being("model_index.json", "{}"), set(), None),
+    ],
+)
+def test_what_recipe_lora_carries(tmp_path: Path, damage: Damage, found: set[str], refused: str | None) -> None:
+    """Without an overlay nothing says what the files of its base are to a server: only what is broken anywhere is."""
+    hub = make_hub(tmp_path)
+    damage(hub.source_folder)
+    text = f"""\
+schema_version: 1
+models:
+  acme/model:
+    source: {{repo: {MODEL}, revision: {hub.source}}}
+    recipe:
+      name: lora
+      base: {{repo: {MODEL}, path: {BASE}}}
+      adapters: [{{repo: {MODEL}, path: {STAGE}/adapters/default}}]
+"""
+
+    assert (errors(hub, tmp_path, text, "acme/model"), refusal(hub, tmp_path, text, "acme/model")) == (found, refused)
 
 
 def test_a_model_index_may_come_by_a_mapping(tmp_path: Path) -> None:
