@@ -227,9 +227,9 @@ def print_unusable(error: InvalidRegistry, form: str) -> None:
     from overlay.contract.check import Report
 
     summary = f"{counts(findings)} · nothing was checked"
-    lines = annotation_lines(findings) if form == "github" else findings_text(findings)
-    for line in (*lines, summary):
-        say(line)
+    for line in annotation_lines(findings) if form == "github" else findings_text(findings):
+        say(line, command=form == "github")
+    say(summary)
     if form == "github":
         whole_file = Report(shown_path(findings[0].place.file), "failed", tuple(findings))
         _append("GITHUB_STEP_SUMMARY", markdown((whole_file,), summary))
@@ -248,7 +248,9 @@ def findings_text(findings: Iterable[Finding], indent: str = "") -> Iterator[str
 def _print_github(document: Checked, reports: Sequence[Report]) -> None:
     """Annotations on stdout, and what a workflow reads in the files that it names by variables."""
     findings = [finding for report in reports for finding in report.findings]
-    for line in (*annotation_lines(findings), *document.ending(reports)):
+    for line in annotation_lines(findings):
+        say(line, command=True)
+    for line in document.ending(reports):
         say(line)
     statuses = {report.status for report in reports}
     status = next((status for status in ("failed", "unknown", "skipped") if status in statuses), "passed")

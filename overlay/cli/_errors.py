@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import platform
 import re
@@ -18,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import overlay
-from overlay.cli._output import SCHEMA_VERSION, say, style
+from overlay.cli._output import say, say_document, say_lines, style
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, TryAgain
 from overlay.formats.os_errors import OUT_OF_MEMORY, errno_name, is_out_of_memory, meaning_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 __all__ = ["ErrorDocument", "ErrorReport", "Terminated", "failure_of", "redact", "report", "reported"]
 
@@ -75,7 +74,7 @@ def failure_of(error: BaseException, args: Sequence[str]) -> ErrorReport | int: 
         case click.exceptions.Exit():
             return error.exit_code
         case click.exceptions.NoArgsIsHelpError():
-            say(error.format_message(), err=True)
+            say_lines(error.format_message())
             return USAGE
         case click.ClickException():
             return _usage(error, args)
@@ -111,18 +110,27 @@ def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException
         return failure
     try:
         if failure.status == BUG and (os.environ.get("OVERLAY_DEBUG") or {"-v", "--verbose"} & set(args)):
-            say(redact("".join(traceback.format_exception(error)).rstrip()), err=True)
+            say_lines(redact("".join(traceback.format_exception(error))))
         if _wants_json(args) and failure.code != "output-failed":  # raw arguments: they may not have been parsed
-            document = {"schema_version": SCHEMA_VERSION} | asdict(ErrorDocument(failure))
             with suppress(CannotWrite):  # it is said on stderr as well
-                say(json.dumps(document, indent=2, default=str))
-        say(f"{style(f'error[{failure.code}]', 'bad')}: {failure.message}", err=True)
-        if failure.hint:
-            say(f"{style('hint', 'dim')}: {failure.hint}", err=True)
+                say_document(asdict(ErrorDocument(failure)), str)
+        for line in _lines(failure):
+            say(line, err=True)
         sys.stdout.flush()
     except OSError:
         _silence()
     return failure.status
+
+
+def _lines(failure: ErrorReport) -> Iterator[str]:
+    """The error as printed; only what this program itself puts into several lines gets several."""
+    first, *more = failure.message.split("\n") if "problems" in failure.data else [failure.message]
+    yield f"{style(f'error[{failure.code}]', 'bad')}: {first}"
+    yield from more
+    if failure.hint:
+        first, *more = failure.hint.split("\n") if failure.status == BUG else [failure.hint]
+        yield f"{style('hint', 'dim')}: {first}"
+        yield from more
 
 
 def _wants_json(args: Sequence[str]) -> bool:

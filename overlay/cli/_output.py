@@ -18,11 +18,24 @@ from overlay.errors import CannotWrite
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["SCHEMA_VERSION", "Output", "columns", "format_age", "format_seconds", "say", "style", "terminal_width"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Output",
+    "columns",
+    "format_age",
+    "format_seconds",
+    "say",
+    "say_document",
+    "say_lines",
+    "style",
+    "terminal_width",
+]
 
 SCHEMA_VERSION = 1
-# Every control character but tab, line end, and the start of a colour.
-_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
+# Every control character and line break but tab and the start of a colour.
+_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f\u2028\u2029]")
+# What a GitHub workflow takes for a command: colons that begin a line, and the old form wherever it stands.
+_COMMAND = re.compile(r"^(?:\s|\x1b\[[0-9;]*m)*(?=::)|(?<=#)(?=#\[)")
 Role = Literal["good", "warn", "bad", "dim", "strong"]
 _STYLES: dict[Role, dict[str, Any]] = {
     "good": {"fg": "green"},
@@ -50,8 +63,7 @@ class Output:
     def result(self, document: Any, text: Callable[[], Iterable[str]]) -> None:
         """Print a result: the dataclass ``document`` with ``--json``, else the lines of ``text()``."""
         if self.json:
-            fields = {"schema_version": SCHEMA_VERSION} | dataclasses.asdict(document)
-            say(json.dumps(fields, indent=2, default=os.fspath))
+            say_document(dataclasses.asdict(document), os.fspath)
         else:
             for line in text():
                 say(line)
@@ -67,12 +79,30 @@ def style(text: str, role: Role) -> str:
     return click.style(text, **_STYLES[role])
 
 
-def say(text: str, *, err: bool = False) -> None:
+def say_document(fields: dict[str, Any], default: Callable[[Any], Any]) -> None:
+    """Print a JSON document.
+
+    Args:
+        default: Turns what JSON has no form for into something that it has.
+
+    Raises:
+        OSError: As :func:`say`.
+    """
+    text = json.dumps({"schema_version": SCHEMA_VERSION} | fields, indent=2, default=default)
+    # What JSON leaves of the characters that say would show.
+    _send(text.replace("\x7f", "\\u007f").replace("##[", "#\\u0023["), err=False)
+
+
+def say(text: str, *, err: bool = False, command: bool = False) -> None:
     """Print one line, in colour where the stream shows it.
 
-    ``NO_COLOR`` beats ``FORCE_COLOR``, which beats whether the stream is a terminal. Control characters, which names
-    from a repo may hold, are shown and not sent; a path that is no valid text comes out as the bytes that it is.
-    What stderr does not take is lost: no remark is worth a run.
+    ``NO_COLOR`` beats ``FORCE_COLOR``, which beats whether the stream is a terminal. Control characters and line
+    breaks, which names from a repo may hold, are shown and not sent, and no name gives a command to the workflow whose
+    log this is; a path that is no valid text comes out as the bytes that it is. What stderr does not take is lost: no
+    remark is worth a run.
+
+    Args:
+        command: The line is meant as a command for a GitHub workflow.
 
     Raises:
         BrokenPipeError: Nobody reads stdout any more.
@@ -85,6 +115,18 @@ def say(text: str, *, err: bool = False) -> None:
         color = bool(os.environ.get("FORCE_COLOR")) or (stream.isatty() and os.environ.get("TERM") != "dumb")
     visible = _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
     plain = visible if color else click.unstyle(visible)
+    if os.environ.get("GITHUB_ACTIONS") == "true" and not command:
+        plain = _COMMAND.sub(r"\g<0>\\", plain)
+    _send(plain, err=err)
+
+
+def say_lines(text: str) -> None:
+    """Print on stderr what this program means to stand on several lines."""
+    for line in text.splitlines():
+        say(line, err=True)
+
+
+def _send(plain: str, *, err: bool) -> None:
     try:
         try:
             click.echo(plain, err=err, color=True)

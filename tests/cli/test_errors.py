@@ -19,6 +19,7 @@ from overlay import errors
 from overlay.cli import _main
 from overlay.cli._errors import Terminated, redact
 from overlay.cli._options import Common, common_options
+from overlay.registry.problems import Problem, refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +104,31 @@ def test_own_errors_print_code_message_hint(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "error[some-code]: a/b: found x, expected y\nhint: overlay doctor\n"
+
+
+@pytest.mark.parametrize("break_", ["\n", "\r", "\r\n", "\u2028", "\x85"])
+def test_names_in_errors_begin_no_line(run_with: Any, capsys: pytest.CaptureFixture[str], break_: str) -> None:
+    """A workflow obeys lines of its log: what a name holds stays within the line of the message."""
+    name = f"q{break_}::stop-commands::token"
+    error = errors.BrokenInput(f"a/b: has no file {name}", code="some-code", hint=f"rm {name}", where=name)
+
+    assert run_with(raiser(error)) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error[some-code]", "hint"]
+    assert all("::stop-commands::token" in line for line in lines)
+
+
+def test_problems_of_a_registry_stand_on_lines_of_their_own(run_with: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What this program puts into several lines is printed so."""
+    problems = [Problem("r.yaml", line, 1, "unknown-key", "a\n::error::b", "look") for line in (1, 2)]
+
+    assert run_with(lambda _common: refuse(problems)) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error[unknown-key]: r.yaml:1:1: a\\n::error::b",
+        "  look",
+        "r.yaml:2:1: a\\n::error::b",
+        "  look",
+    ]
 
 
 @pytest.mark.parametrize(("error", "status", "code"), OTHERS, ids=repr)

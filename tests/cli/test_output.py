@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 from dataclasses import replace
@@ -122,7 +123,8 @@ def test_quiet_drops_remarks(capsys: pytest.CaptureFixture[str]) -> None:
         ("a\x1b]0;title\x07b", "a\\x1b]0;title\\x07b"),
         ("a\x1b[2Jb\r", "a\\x1b[2Jb\\r"),
         ("\x1b[31mred\x1b[0m", "red"),
-        ("tab\tand\nline", "tab\tand\nline"),
+        ("tab\tand\nline\r\n", "tab\tand\\nline\\r\\n"),
+        ("a\u2028b\u2029c\x85d\x0be\x1cf", "a\\u2028b\\u2029c\\x85d\\x0be\\x1cf"),
         ("\x9bcsi", "\\x9bcsi"),
     ],
 )
@@ -131,6 +133,56 @@ def test_control_characters_are_shown(capsys: pytest.CaptureFixture[str], text: 
     _output.say(text)
 
     assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("::stop-commands::x", "\\::stop-commands::x"),
+        (" \t::warning title=x::y", " \t\\::warning title=x::y"),
+        ("\x1b[31m::error::x\x1b[0m", "\\::error::x"),
+        ("a\n::error::x", "a\\n::error::x"),
+        ("a\u2028::error::x", "a\\u2028::error::x"),
+        ("a ##[add-mask]x ##[group]", "a #\\#[add-mask]x #\\#[group]"),
+        ("#\x1b[31m#[error]x", "#\\#[error]x"),
+        ("a::b std::vector ## [x]", "a::b std::vector ## [x]"),
+    ],
+)
+def test_no_name_commands_a_workflow(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, text: str, expected: str
+) -> None:
+    """In a GitHub workflow, a line that would be obeyed is printed otherwise, unless it is meant so."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    _output.say(text, err=True)
+    _output.say("::notice::meant", command=True)
+    monkeypatch.delenv("GITHUB_ACTIONS")
+    _output.say("::elsewhere")
+
+    captured = capsys.readouterr()
+    assert captured.err == f"{expected}\n"
+    assert captured.out == "::notice::meant\n::elsewhere\n"
+
+
+def test_colour_hides_no_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of workflows show colours, and who reads them may take these out first."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    _output.say("\x1b[31m::error::x\x1b[0m")
+
+    assert click.unstyle(capsys.readouterr().out) == "\\::error::x\n"
+
+
+def test_documents_keep_every_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A document is JSON whatever is in it, and no part of it is a command."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    name = "a\x7f\n::error::x\u2028##[error]\x1b"
+    _output.say_document({"name": name}, str)
+
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"schema_version": 1, "name": name}
+    assert "##[" not in out
+    assert not [line for line in out.splitlines() if line.lstrip().startswith("::")]
 
 
 def test_paths_that_are_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
