@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -30,8 +31,9 @@ _COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "note"
 def shown_path(file: str) -> str:
     """A file as people find it: relative to the working directory where it is inside it."""
     try:
-        return str(Path(file).resolve().relative_to(Path.cwd().resolve())) if Path(file).is_absolute() else file
-    except (ValueError, OSError, RuntimeError):  # the last: a link to itself, before Python 3.13
+        # Not Path.resolve: before Python 3.13 that raises a bare RuntimeError for a link to itself.
+        return str(Path(os.path.realpath(file)).relative_to(Path.cwd().resolve())) if Path(file).is_absolute() else file
+    except (ValueError, OSError):
         return file
 
 

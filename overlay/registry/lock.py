@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -311,7 +312,8 @@ def parse_lock(data: bytes, where: str) -> Lock:
         raise _invalid(
             where,
             f"lock_version is {json.dumps(found)[:40]}; this program reads {LOCK_VERSION}",
-            "a newer lock needs a newer program; or write it anew with this one: overlay lock",
+            f"a newer lock needs a newer program; to write one with this one instead: rm {shlex.quote(where)}, then:"
+            " overlay lock",
         )
     try:
         return Lock.model_validate_json(data)  # as JSON: lists become tuples, and nothing else becomes anything

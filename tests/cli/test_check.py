@@ -195,6 +195,24 @@ def test_a_broken_lock_is_told_in_the_same_form(project: Path, said: Callable[..
     assert out.startswith("registry.lock: error[lock-invalid]: ")
 
 
+@pytest.mark.parametrize("form", ["text", "json", "github"])
+@pytest.mark.parametrize(
+    ("name", "code"), [("registry.yaml", "registry-unreadable"), ("registry.lock", "lock-unreadable")]
+)
+def test_a_link_to_itself_is_told_in_every_form(
+    project: Path, said: Callable[..., tuple[str, str]], name: str, code: str, form: str
+) -> None:
+    """With one status, by the name that it has in the project."""
+    (project / name).unlink(missing_ok=True)
+    (project / name).symlink_to(name)
+
+    out, err = said("--output", form, status=2)
+
+    assert code in out + err
+    beginning = {"text": f"{name}: error[{code}]: ", "json": "{", "github": f"::error file={name},title={code}::"}[form]
+    assert out.startswith(beginning)
+
+
 # How it ends
 
 

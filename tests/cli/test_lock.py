@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -309,6 +310,19 @@ def test_refuses_a_damaged_lock(project: Project, capsys: pytest.CaptureFixture[
     assert code == "lock-invalid"
     assert "line 1" in text
     assert project.lock.read_text() == "<<<<<<< HEAD\n"
+
+
+def test_the_way_out_of_a_lock_of_a_newer_program(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not overwritten; who wants one of this program does what the hint says, and has it."""
+    project.lock.write_text('{"lock_version": 2, "models": {}}')
+    code, text = refused(capsys, status=2)
+
+    assert code == "lock-invalid"
+    assert "a newer lock needs a newer program" in text
+    remove = text[text.index("rm ") :].partition(",")[0]
+    assert shlex.split(remove) == ["rm", str(project.lock)]
+    project.lock.unlink()
+    assert run(["lock", "--quiet"]) == 0
 
 
 def test_needs_a_registry_of_a_project(
