@@ -167,3 +167,20 @@ models:
     (finding,) = check_components(subject_of(hub, tmp_path, registry=text))
 
     assert finding.data["missing"] == missing
+
+
+def test_a_clone_without_git_lfs_is_one_finding(tmp_path: Path) -> None:
+    """Every file that is kept by it is a pointer: the first is shown whole, and the others are named."""
+    hub = make_hub(tmp_path)
+    names = ["text_encoder/model-00001-of-00002.safetensors", "tokenizer/merges.txt", "tokenizer/tokenizer.json"]
+    for name in names:
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 86000\n"
+        (hub.needs_folder / name).write_text(pointer)
+
+    (finding,) = check_components(subject_of(hub, tmp_path))
+
+    assert finding.code == "component-broken"
+    assert (finding.place.line, finding.place.column) == NEED_PIN
+    assert finding.message.startswith(f"{hub.needs_folder / names[0]}: found a Git LFS pointer of 130 bytes")
+    assert finding.message.endswith("; 2 other files likewise: tokenizer/{merges.txt,tokenizer.json}")
+    assert finding.data["paths"] == names

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
 
 from overlay.contract.finding import found
 from overlay.contract.reading import MOST_DATA, folded_paths, is_broken, named, pin_of, said, shown
 from overlay.contract.tree import carried_needs, made_by, tree_of
 from overlay.formats.files import PICKLES
 from overlay.formats.model_index import INDEX_NAMES
+from overlay.formats.wording import counted
 from overlay.planning.tree import component_problems, needs_weights
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
     from overlay.errors import OverlayError
-    from overlay.planning.tree import Carried
+    from overlay.planning.tree import Carried, Problem
 
 __all__ = ["check_components"]
 
@@ -38,6 +40,7 @@ def check_components(subject: Subject) -> Iterator[Finding]:
     tree, overlay = tree_of(subject), subject.inventory.overlay
     if tree is None:  # only the overlay's own Python knows the rest
         tree, overlay = carried_needs(subject), None
+    pointers: dict[str, list[Problem]] = defaultdict(list)
     for place, error in component_problems(subject.entry, overlay, tree, made_by(subject)):
         if not is_broken(error):
             raise error
@@ -47,16 +50,21 @@ def check_components(subject: Subject) -> Iterator[Finding]:
         said_elsewhere = code == "manifest-broken" and place.repo is overlay and place.path in overlay.paths()
         if said_elsewhere or (absent and not missing):
             continue
-        yield found(
-            code,
-            subject.entry,
-            said(error),
-            place=pin_of(subject.entry, place.repo).place,
-            fix=_FIX if code == "component-missing" else f"overlay bump {subject.entry.model}",
-            repo=place.repo.repo,
-            path=place.path,
-            missing=missing[:MOST_DATA],
-        )
+        if error.code == "lfs-pointer" and code == "component-broken":
+            pointers[place.repo.repo].append((place, error))
+        else:
+            yield _found(subject, code, place, said(error), missing=missing[:MOST_DATA])
+    for alike in pointers.values():  # a clone without git-lfs has one in the place of every file that is kept so
+        (place, error), *others = alike
+        more = f"; {counted(len(others), 'other file')} likewise: {folded_paths([o.path for o, _ in others])}"
+        paths = [place.path for place, _ in alike[:MOST_DATA]]
+        yield _found(subject, "component-broken", place, said(error) + (more if others else ""), paths=paths)
+
+
+def _found(subject: Subject, code: str, place: Carried, message: str, **facts: Any) -> Finding:
+    fix = _FIX if code == "component-missing" else f"overlay bump {subject.entry.model}"
+    pin = pin_of(subject.entry, place.repo)
+    return found(code, subject.entry, message, place=pin.place, fix=fix, repo=place.repo.repo, path=place.path, **facts)
 
 
 def _code(place: Carried, error: OverlayError) -> str:
