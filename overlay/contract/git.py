@@ -114,7 +114,7 @@ def _read(folder: Path, arguments: Sequence[str], path: Path, commit: str) -> by
         raise TryAgain(
             f"{path}: git cannot read it at {commit[:12]}: {said[:500] or f'status {done.returncode}'}",
             code="git-failed",
-            hint=f"a partial clone needs its remote; see what git says to: git ls-tree {commit[:12]}; git fsck",
+            hint="a partial clone needs its remote: see whether git fetch works; else see what is damaged: git fsck",
             where=str(path),
             commit=commit,
         )
