@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CHUNK = 1 << 18
 AGENTS = "/api/agent-harnesses"  # asked by the client once a day, for its user agent; neither faulted nor remembered
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)(?:/(?P<what>tree|revision|commits)/(?P<revision>[^/]+))?")
-RESOLVE = re.compile(r"/(?P<cdn>cdn/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+RESOLVE = re.compile(r"/(?P<cdn>cdn/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def test_names_of_new_files_command_no_workflow(world: Upstream, capsys: pytest.
         (folder / name).write_text("x")
     capsys.readouterr()
 
-    run(["outdated"])  # whatever it advises
+    assert run(["outdated"]) == 0
     captured = capsys.readouterr()
     assert "INJECTED" in captured.out
     assert "stop-commands" in captured.out
