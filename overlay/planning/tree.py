@@ -84,6 +84,7 @@ def component_problems(entry: Entry, overlay: Repo | None, tree: Tree, made: Col
         OverlayError: It cannot be told now.
     """
     components = {component for need in entry.needs for component in need.components}
+    libraries: dict[str, str | None] = dict.fromkeys(components if entry.recipe.name == "vdn-h3" else ())
     if overlay is not None:
         place = _index_place(entry, overlay, tree)
         if place is None and entry.recipe.name in _INDEXED:
@@ -96,6 +97,9 @@ def component_problems(entry: Entry, overlay: Repo | None, tree: Tree, made: Col
             else:
                 yield from _index_problems(entry.recipe.name, tree, index, place, made)
                 components |= index.components.keys()
+                libraries |= {name: library for name, (library, _) in index.components.items()}
+                libraries = libraries or dict.fromkeys(_WITHOUT_COMPONENTS)
+    yield from _weightless(tree, libraries)
     yield from _file_problems(tree, components)
 
 
@@ -161,26 +165,35 @@ def _index_problems(
     if unnamed := sorted({*made} - {*index.components}):
         what = f"does not name what recipe {recipe} makes, so no server loads it: {some(unnamed, 20)}"
         yield place, _missing(f"{place.where}: {what}", unnamed)
-    folders: dict[str, dict[str, Carried | None]] = defaultdict(dict)
+
+
+def _weightless(tree: Tree, libraries: Mapping[str, str | None]) -> Iterator[Problem]:
+    """Components that are there and cannot be loaded, by the library that loads each, where it is known."""
+    inside: dict[str, dict[str, Carried | None]] = defaultdict(dict)
     for path, file in tree.items():
-        folder, _, name = path.rpartition("/")
-        folders[folder][name] = file
-    for component in sorted(promised & top):
+        component, _, name = path.partition("/")
+        inside[component][name] = file
+    for component in sorted({*libraries} & {*inside}):
         if needs_weights(component):
-            library, _ = index.components.get(component, (None, None))
-            yield from _folder_problems(component, folders[component], library, place)
+            yield from _folder_problems(component, inside[component], libraries[component])
 
 
-def _folder_problems(component: str, files: Tree, library: str | None, index: Carried) -> Iterator[Problem]:
+def _folder_problems(component: str, inside: Tree, library: str | None) -> Iterator[Problem]:
     """Of a component with weights: that there are some, a config to load them by, and an index of several files."""
+    files = {name: place for name, place in inside.items() if name and "/" not in name}
     weights = {name: place for name, place in files.items() if name.endswith((WEIGHTS_SUFFIX, *PICKLES))}
-    first = next((place for place in files.values() if place is not None), None)
-    folder = Carried(first.repo, posixpath.dirname(first.path)) if first else Carried(index.repo, component)
+    first = next((place for place in (*files.values(), *inside.values()) if place is not None), None)
+    if first is None:
+        return  # the recipe makes all of it
+    folder = Carried(first.repo, posixpath.dirname(first.path))
     where = folder.where
     if not weights:
         if any(name.endswith(INDEX_SUFFIX) for name in files):
             return  # what it lists is missing
-        yield folder, _missing(f"{where}: no weights for component {component}; there is {some(files, 8)}", [component])
+        yield (
+            folder,
+            _missing(f"{where}: no weights for component {component}; there is {some(inside, 8)}", [component]),
+        )
         return
     if library in _WITH_CONFIG and "config.json" not in files:
         yield folder, _missing(f"{where}: no config.json beside the weights of component {component}", [component])

@@ -10,6 +10,7 @@ from support.contracts import MODEL, edit_json, make_hub, subject_of
 
 from overlay.contract.checks.components import check_components
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
+from overlay.planning.recipes import make_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,3 +185,23 @@ def test_a_clone_without_git_lfs_is_one_finding(tmp_path: Path) -> None:
     assert finding.message.startswith(f"{hub.needs_folder / names[0]}: found a Git LFS pointer of 130 bytes")
     assert finding.message.endswith("; 2 other files likewise: tokenizer/{merges.txt,tokenizer.json}")
     assert finding.data["paths"] == names
+
+
+def test_components_that_no_recipe_takes_are_not_asked_for(tmp_path: Path) -> None:
+    """Recipe lora names the paths that it reads; a folder that it does not read keeps nothing from being built."""
+    hub = make_hub(tmp_path)
+    text = f"""\
+schema_version: 1
+models:
+  acme/model:
+    source: {{repo: {MODEL}, revision: {hub.source}}}
+    needs: [{{repo: {NEEDS_REPO}, revision: {NEEDS_REVISION}, components: [vocoder]}}]
+    recipe:
+      name: lora
+      base: {{repo: {MODEL}, path: h3-base/transformer}}
+      adapters: [{{repo: {MODEL}, path: stage-dmd-step-250/adapters/default}}]
+"""
+    subject = subject_of(hub, tmp_path, model="acme/model", registry=text)
+
+    assert [*check_components(subject)] == []
+    assert make_plan(subject.inventory).outputs

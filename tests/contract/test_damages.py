@@ -10,7 +10,7 @@ import pytest
 from support.contracts import MODEL, edit_json, make_hub, subject_of
 
 from overlay.contract.check import check
-from overlay.demo.checkpoint import OVERLAY_REPO
+from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 from overlay.errors import BrokenInput, NotHere
 from overlay.planning.recipes import make_plan
 
@@ -66,6 +66,12 @@ def only_one(root: Path) -> None:
     (root / INDEX).unlink()
     (root / SHARD.format(2)).unlink()
     (root / SHARD.format(1)).rename(root / "text_encoder/model-00001-of-00001.safetensors")
+
+
+def unnamed_without_weights(root: Path) -> None:
+    """A component that the entry takes, without weights, and of which the model index says nothing."""
+    edited("model_index.json", lambda it: it.pop("text_encoder"))(*(root / OVERLAY_REPO).iterdir())
+    gone(INDEX, SHARD.format(1), SHARD.format(2))(*(root / NEEDS_REPO).iterdir())
 
 
 # Repo, damage, the codes of the findings that are errors, the code of the build's refusal
@@ -131,6 +137,7 @@ DAMAGES = [
     ("needs", gone(SHARD.format(2)), {"shard-missing"}, "missing-shards"),
     ("needs", gone(SHARD.format(1), SHARD.format(2)), {"shard-missing"}, "missing-shards"),
     ("needs", gone(INDEX, SHARD.format(1), SHARD.format(2)), {"component-missing"}, "component-missing"),
+    ("both", unnamed_without_weights, {"component-missing"}, "component-missing"),
     ("needs", cut(SHARD.format(1)), {"checkpoint-broken"}, "truncated"),
     ("needs", being(SHARD.format(1), POINTER), {"component-broken"}, "lfs-pointer"),
     (
@@ -163,7 +170,8 @@ def test_check_finds_what_the_build_refuses(
 ) -> None:
     """By the same reason, and neither without the other."""
     hub = make_hub(tmp_path)
-    damage({"overlay": hub.overlay_folder, "source": hub.source_folder, "needs": hub.needs_folder}[repo])
+    places = {"overlay": hub.overlay_folder, "source": hub.source_folder, "needs": hub.needs_folder, "both": hub.root}
+    damage(places[repo])
 
     assert (errors(hub, tmp_path), refusal(hub, tmp_path)) == (found, refused)
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["check_components"]
 
+_CARRYING = ("vdn-h3", "python")
+"""Recipes that take folders of the entry's needs; the others name every path themselves."""
+
 _FIX = "name the repo that holds them among the entry's needs, or pin an overlay that fits the recipe"
 
 
@@ -77,6 +80,8 @@ def _code(place: Carried, error: OverlayError) -> str:
 
 def _carried(subject: Subject) -> Iterator[Finding]:
     """Folders that the entry takes from its needs: there, and with weights where a server looks for some."""
+    if subject.entry.recipe.name not in _CARRYING:
+        return
     for need in subject.entry.needs:
         repo = subject.inventory.repos[need.pin.repo]
         for component in need.components:
