@@ -115,7 +115,9 @@ def test_commands_exist() -> None:
     texts = [path.read_text() for path in (PROJECT / "integrations").rglob("*.sh")]
     texts += [(PROJECT / ".pre-commit-hooks.yaml").read_text(), (PROJECT / "integrations/gitlab-ci.yml").read_text()]
     started = {"check"} | {
-        name for text in texts for name in re.findall(r"^ *(?:entry: bash -c ')?overlay (\w+)", text, re.MULTILINE)
+        name
+        for text in texts
+        for name in re.findall(r"^ *(?:entry: bash -c '|.* \|\| )?overlay (\w+)", text, re.MULTILINE)
     }
 
     assert started == {"check", "lock", "outdated"}
