@@ -63,7 +63,9 @@ def test_h04_first_pattern_that_matches_is_pefts(patterns: list[str], name: str)
     exclude_modules=st.one_of(st.none(), st.lists(st.sampled_from(ENDS), max_size=2), st.sampled_from(["", *REGEXES])),
     layers_to_transform=st.one_of(st.none(), st.integers(0, 3), st.lists(st.integers(0, 3), max_size=2)),
     layers_pattern=st.one_of(
-        st.none(), st.sampled_from(["blocks", "layers", ""]), st.lists(st.sampled_from(["blocks", "layers"]), max_size=3)
+        st.none(),
+        st.sampled_from(["blocks", "layers", ""]),
+        st.lists(st.sampled_from(["blocks", "layers"]), max_size=3),
     ),
     name=st.sampled_from(NAMES),
 )
