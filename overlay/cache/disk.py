@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 import stat
 from contextlib import contextmanager, suppress
@@ -217,7 +216,7 @@ def write_atomically(path: Path, data: bytes, root: CacheRoot, *, durable: bool)
         durable: So also after a power cut; without, it may then be empty.
     """
     make_folder(path.parent, root, durable=durable)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with writing(root, f"write {path.name}"), temporary.open("xb") as file:
             file.write(data)

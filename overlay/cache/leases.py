@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -129,7 +128,7 @@ def sweep(root: CacheRoot, tree: str) -> None:
 
 def _take(root: CacheRoot, tree: str, owner: str, seconds: float, *, durable: bool) -> tuple[Path, int]:
     folder = root.leases / checked_name(tree, "tree")
-    file = folder / f"{owner}-until-{int(time.time() + seconds) + 1}-{secrets.token_hex(6)}"
+    file = folder / f"{owner}-until-{int(time.time() + seconds) + 1}-{os.urandom(6).hex()}"
     hidden = file.with_name(f".{file.name}.tmp")
     with writing(root, "take a lease"):
         sweep(root, tree)

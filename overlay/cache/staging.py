@@ -8,7 +8,6 @@ and holds a lock on the folder itself.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
@@ -44,7 +43,7 @@ def staging(root: CacheRoot) -> Iterator[Path]:
 @contextmanager
 def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
     """A new folder whose name, after ``prefix``, says which process it belongs to; removed at the end."""
-    folder = parent / f"{prefix}{process_name()}-{secrets.token_hex(6)}"
+    folder = parent / f"{prefix}{process_name()}-{os.urandom(6).hex()}"
     descriptor = -1
     try:
         folder.mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -113,7 +112,7 @@ def write_small_file(path: Path, data: bytes) -> None:
         OSError: The system refuses.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}-{secrets.token_hex(8)}.tmp")
+    staged = path.with_name(f".{path.name}-{os.urandom(8).hex()}.tmp")
     try:
         staged.write_bytes(data)
         staged.replace(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def replace_file(path: Path, before: bytes | None, after: bytes) -> None:
         CannotWrite: The system refuses.
     """
     real = Path(os.path.realpath(path))
-    staged = real.with_name(f".{real.name}-{secrets.token_hex(8)}.tmp")
+    staged = real.with_name(f".{real.name}-{os.urandom(8).hex()}.tmp")
     try:
         try:
             with staged.open("xb") as file:
