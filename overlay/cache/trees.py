@@ -231,10 +231,15 @@ def _current(location: Path) -> str | None:
         CannotWrite: What is there is not ours.
     """
     text = _read_link(location)
+    while text is None:
+        try:
+            if not stat.S_ISLNK(os.lstat(location).st_mode):
+                break
+        except FileNotFoundError:
+            return None
+        text = _read_link(location)  # somebody put a link there since the first look
     if text is not None and _tree_of(text) is not None:
         return text
-    if not os.path.lexists(location):
-        return None
     found = f"a link to {text}" if text is not None else "a real folder" if location.is_dir() else "a file"
     raise CannotWrite(
         f"{location}: {found} is in the way, expected nothing or a link of this program",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.caches import LOCATION, TREE, build, is_whole
 
-from overlay.cache import Cache
+from overlay.cache import Cache, trees
 from overlay.errors import CannotWrite, TryAgain
 
 pytestmark = pytest.mark.no_torch
@@ -174,6 +174,23 @@ def test_what_is_not_ours_stays(cache: Cache, what: str, named: str) -> None:
     assert caught.value.hint.endswith(f"mv {location} {location}.old")
     assert before == location.lstat().st_ino
     assert cache.location_target(LOCATION) is None
+
+
+def test_a_link_that_appears_while_one_looks_is_a_link(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a folder in the way: another process published between two looks."""
+    location = cache.location_path(LOCATION)
+    read_link, looks = trees._read_link, []
+
+    def appearing(path: Path) -> str | None:
+        looks.append(path)
+        if len(looks) == 1:
+            location.symlink_to(f"../.overlay/trees/{TREE}")
+            return None
+        return read_link(path)
+
+    monkeypatch.setattr(trees, "_read_link", appearing)
+
+    assert trees._current(location) == f"../.overlay/trees/{TREE}"
 
 
 def test_a_folder_that_appears_while_we_swing_stays(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
