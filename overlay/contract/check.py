@@ -22,6 +22,7 @@ from overlay.contract.checks.specs import check_specs
 from overlay.contract.cost import Cost, compared, cost
 from overlay.contract.finding import OF_THE_LOCK, SEVERITIES, Finding, found, worst
 from overlay.contract.prefetch import prefetch
+from overlay.contract.reading import OF_THIS_HOST
 from overlay.contract.subject import Subject
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain, Untrusted
 from overlay.hub import HubRepo
@@ -61,10 +62,9 @@ CHECKS: tuple[Check, ...] = (
 
 _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
 _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
-_NOT_ON_THIS_HOST = {"not-cached", "offline", "revision-not-here", "damaged-in-hub-cache"}
 _OF_A_REPO = {"skipped", "vanished", "not-checked"}
 # What the others say explains why a plan cannot be made as well; these are about something else.
-_NO_REASON = {*OF_THE_LOCK, "license-changed", "location-changed"}
+_NO_REASON = {*OF_THE_LOCK, "fingerprint-differs", "not-fetched", "script-changed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ def _told(error: OverlayError, entry: Entry) -> tuple[list[Finding], OverlayErro
             code, trouble = "skipped", None
         case Refused() if error.code in _GONE:
             code, trouble = "vanished", None
-        case NotHere() if error.code in _NOT_ON_THIS_HOST:
+        case NotHere() if error.code in OF_THIS_HOST:
             code, trouble = "not-checked", error
         case BrokenInput() | NotHere() | Untrusted():
             return [], None

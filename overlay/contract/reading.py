@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_DATA",
+    "OF_THIS_HOST",
     "error_facts",
     "folded_paths",
     "is_below",
@@ -35,13 +36,13 @@ MOST_DATA = 1000
 
 _LONGEST_NAME = 200
 _LONGEST_MESSAGE = 2000
-_CANNOT_TELL = {"not-cached", "offline", "revision-not-here", "damaged-in-hub-cache"}
+OF_THIS_HOST = {"not-cached", "offline", "revision-not-here", "damaged-in-hub-cache"}
 """Codes of errors that are about this host and not about what was published."""
 
 
 def is_broken(error: OverlayError) -> bool:
     """Whether an error says that a repo's content is at fault; else nothing can be said of the content now."""
-    return isinstance(error, BrokenInput | NotHere) and error.code not in _CANNOT_TELL
+    return isinstance(error, BrokenInput | NotHere) and error.code not in OF_THIS_HOST
 
 
 def unless_broken(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

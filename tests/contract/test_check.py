@@ -287,14 +287,15 @@ def test_what_a_check_explains_the_plan_does_not_repeat(
     assert only(check(subject_of(hub, tmp_path))) == ["file-missing"]
 
 
-def test_findings_about_the_lock_explain_no_refusal(
-    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", ["lock-stale", "fingerprint-differs", "not-fetched", "script-changed"])
+def test_findings_about_something_else_explain_no_refusal(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    """A stale lock is an error, and says nothing of why a plan cannot be made."""
+    """An error about the lock, the registry, the script or what a server fetches is no reason that a plan has."""
     monkeypatch.setattr(runner, "make_plan", raises(BrokenInput("somewhere: is odd", code="is-odd")))
-    finds(monkeypatch, lambda entry: found("lock-stale", entry, "is old"))
+    finds(monkeypatch, lambda entry: found(code, entry, "is otherwise"))
 
-    assert set(only(check(subject_of(hub, tmp_path)))) == {"lock-stale", "plan-refused"}
+    assert set(only(check(subject_of(hub, tmp_path)))) == {code, "plan-refused"}
 
 
 def test_a_check_that_lets_an_error_out_is_no_crash(
