@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,10 +15,10 @@ from overlay.contract.check import check_model
 from overlay.contract.render import shown_path
 from overlay.errors import CheckFailed, InvalidRegistry, InvalidUsage
 from overlay.formats.wording import format_bytes
-from overlay.registry import Need, Pin, Place, Registry, resolve
+from overlay.registry import Need, Pin, Place, Registry, RepoRole, resolve
 from overlay.registry.edit import add_entry
 from overlay.registry.explain import checked
-from overlay.registry.load import own_models, project_registry
+from overlay.registry.load import project_registry
 from overlay.registry.merge import lay_over
 from overlay.registry.strict_yaml import parse
 from overlay.upkeep.new_entry import entry_fields, guess_recipe
@@ -41,7 +40,7 @@ class AddedPin:
     """One repo of the new entry, at the commit that it is pinned to."""
 
     repo: str
-    role: str
+    role: RepoRole
     revision: str
 
 
@@ -86,7 +85,7 @@ class Wanted:
 def run_add(common: Common, model: str, said: Wanted, *, dry_run: bool) -> None:
     """What the command does."""
     registry = project_registry(common.registry)
-    if model in own_models(registry):
+    if model in registry.own:
         raise InvalidUsage(
             f"{model}: is in {registry.path} already ({registry.entries[model].place})",
             code="entry-exists",
@@ -200,7 +199,7 @@ def _with_entry(
     """
     try:
         checked(parse(json.dumps({"schema_version": 1, "models": {model: fields}}).encode(), registry.path))
-        document = parse(change(Path(registry.path).read_bytes(), registry.path), registry.path)
+        document = parse(change(registry.content, registry.path), registry.path)
         added = {model: checked(document).models[model]}
         entries, _ = lay_over(registry.entries, added, document, registry.path)
     except InvalidRegistry as error:
@@ -247,14 +246,13 @@ def _document(  # everything that the command came to
     model = report.model
     entry = registry.entries[model]
     written = report.status == "passed" and not dry_run
-    roles = ["source", *(["overlay"] if entry.overlay else []), *("need" for _ in entry.needs)]
     return Added(
         model=model,
         written=written,
         dry_run=dry_run,
         registry=registry.path,
         lock=lock,
-        pins=tuple(AddedPin(pin.repo, role, pin.revision or "") for pin, role in zip(entry.pins, roles, strict=True)),
+        pins=tuple(AddedPin(pin.repo, role, pin.revision or "") for role, pin in entry.roles),
         recipe={"name": entry.recipe.name, **entry.recipe.options},
         why=why,
         check=checked_model(report),

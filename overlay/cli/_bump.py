@@ -26,7 +26,7 @@ from overlay.formats.manifest import read_manifest
 from overlay.formats.wording import format_bytes
 from overlay.planning.location import overlay_identity
 from overlay.registry.edit import NewPin, set_pins
-from overlay.registry.load import own_models, project_registry
+from overlay.registry.load import project_registry
 from overlay.upkeep.search import (
     Pair,
     check_pinned,
@@ -149,7 +149,7 @@ def run_bump(
     if "" in targets:  # a variable that is not set
         usage("--overlay-to and --source-to need a commit, its first digits, or main", "bump")
     registry, repos = project_registry(common.registry), upstream(common)
-    resolutions = [resolution_of(model, registry) for model in models or own_models(registry)]
+    resolutions = [resolution_of(model, registry) for model in models or registry.own]
     outcomes = [_outcome(resolution, repos, source_to, overlay_to) for resolution in resolutions]
     moving = [outcome for outcome in outcomes if outcome.pair is not None and outcome.result == "would-bump"]
     lock = None

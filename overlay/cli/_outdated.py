@@ -12,8 +12,7 @@ from overlay.cli._errors import ErrorReport, reported
 from overlay.cli._output import Role, columns, style
 from overlay.cli._project import resolution_of, trouble_text, upstream
 from overlay.formats.wording import counted, format_bytes
-from overlay.registry import load_registry
-from overlay.registry.load import own_models
+from overlay.registry import RepoRole, load_registry
 from overlay.upkeep.outlook import outdated as look
 from overlay.upkeep.search import Pair, standing
 
@@ -52,7 +51,7 @@ class MovedRepo:
     """
 
     repo: str
-    role: Literal["source", "overlay", "need"]
+    role: RepoRole
     pinned: str | None
     head: str | None
     behind: int | None
@@ -107,7 +106,7 @@ class Outdated:
 def run_outdated(common: Common, models: Sequence[str], *, exit_code: bool) -> None:
     """What the command does."""
     registry, repos = load_registry(common.registry), upstream(common)
-    outlooks = [look(resolution_of(model, registry), repos) for model in models or own_models(registry)]
+    outlooks = [look(resolution_of(model, registry), repos) for model in models or registry.own]
     short = {outlook.model: common.command("bump", outlook.model) for outlook in outlooks}
     document = Outdated(
         registry=registry.path,

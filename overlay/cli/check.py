@@ -99,7 +99,7 @@ def _check_models(
     from overlay.contract.check import check_model, judged
     from overlay.hub import Traffic
     from overlay.registry import load_registry
-    from overlay.registry.load import is_of_project, own_models, require_project
+    from overlay.registry.load import is_of_project, require_project
     from overlay.registry.lock import lock_path, read_lock
 
     started, traffic = time.monotonic(), Traffic()
@@ -117,7 +117,7 @@ def _check_models(
     elif not models and not is_of_project(registry, common.registry):
         notes.append("no registry.yaml of a project is here: the one that ships with this program is checked")
     locked = lock.models if lock else {}
-    chosen = resolutions = _resolutions(registry, models or own_models(registry))
+    chosen = resolutions = _resolutions(registry, models or registry.own)
     before: Before | None = None
     removed: tuple[str, ...] = ()
     if base is not None or against is not None:

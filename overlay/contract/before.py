@@ -11,7 +11,7 @@ from overlay.contract.git import commit_of, file_at
 from overlay.errors import InvalidRegistry, NotHere, OverlayError
 from overlay.formats.local import read_small_file
 from overlay.registry import Registry, load_registry, resolve
-from overlay.registry.load import is_packaged, own_models, packaged_registry
+from overlay.registry.load import is_packaged, packaged_registry
 from overlay.registry.lock import lock_path, parse_lock
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def changed_models(before: Before, entries: Mapping[str, Entry], locked: Mapping
 
 def fallen_back(before: Before, registry: Registry) -> tuple[str, ...]:
     """Models whose entry left the file, so that the one which ships with this program is in force now."""
-    own = own_models(registry)
+    own = registry.own
     return tuple(model for model in before.own if model in registry.entries and model not in own)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,7 @@ __all__ = [
     "Place",
     "Recipe",
     "Registry",
+    "RepoRole",
     "Resolution",
     "ServerSpec",
     "repo_id_problem",
@@ -33,6 +34,8 @@ LOCAL = "local"
 
 DEFAULT_MATERIALIZER_VERSION = "v1"
 """sglang's, where an overlay's manifest names none."""
+
+RepoRole = Literal["source", "overlay", "need"]
 
 CONSUMERS = ("overlay", "sglang")
 """Who builds a model from its pins: this program, and a server that resolves the overlay by itself."""
@@ -165,9 +168,15 @@ class Entry:
     fingerprint_place: Place = field(default=NOWHERE, compare=False, repr=False)
 
     @property
+    def roles(self) -> tuple[tuple[RepoRole, Pin], ...]:
+        """Every repo of the entry and what it is to the model: source, overlay if any, needs."""
+        overlay: list[tuple[RepoRole, Pin]] = [("overlay", self.overlay)] if self.overlay else []
+        return (("source", self.source), *overlay, *(("need", need.pin) for need in self.needs))
+
+    @property
     def pins(self) -> tuple[Pin, ...]:
-        """Every repo of the entry: source, overlay if any, needs."""
-        return (self.source, *((self.overlay,) if self.overlay else ()), *(need.pin for need in self.needs))
+        """Every repo of the entry, in the order of :attr:`roles`."""
+        return tuple(pin for _, pin in self.roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +187,14 @@ class Registry:
         path: The file in force.
         entries: By model, in the order of the files.
         replaced: By model, one sentence for each value that an override replaced.
-        content: The bytes of the file in force that these entries are of.
+        own: The models that the file in force itself speaks of, also where a server's variable has the last word.
+        content: The bytes of that file.
     """
 
     path: str
     entries: Mapping[str, Entry]
     replaced: Mapping[str, tuple[str, ...]]
+    own: tuple[str, ...] = ()
     content: bytes = b""
 
 

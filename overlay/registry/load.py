@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from overlay.registry.entries import Entry
     from overlay.registry.lock import LockedModel
+    from overlay.registry.schema import EntryFields
     from overlay.registry.strict_yaml import Document
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "is_packaged",
     "load_registry",
     "locked_model",
-    "own_models",
     "packaged_registry",
     "project_registry",
     "relock_hint",
@@ -62,28 +62,20 @@ def load_registry(
     packaged = packaged_registry()
     found, how = _override(flag, environ, cwd)
     files = [packaged] if found is None or _same_file(found, packaged) else [packaged, found]
+    models: Mapping[str, EntryFields] = {}
     content = b""
     entries: dict[str, Entry] = {}
     replaced: dict[str, tuple[str, ...]] = {}
     for path in files:
         try:
             content, document = _read(path, cwd)
-            entries, replaced = lay_over(entries, checked(document).models, document, str(path))
+            models = checked(document).models
+            entries, replaced = lay_over(entries, models, document, str(path))
         except InvalidRegistry as error:
             raise _with_origin(error, how if path == found else None) from error
     entries, told = apply_server_registry(entries, environ, cwd)
     notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
-    return Registry(str(files[-1]), entries, notes, content)
-
-
-def own_models(registry: Registry) -> tuple[str, ...]:
-    """The models that the file in force itself speaks of, also where a server's variable has the last word on one.
-
-    Raises:
-        InvalidRegistry: As :func:`load_registry`.
-    """
-    entries = load_registry(Path(registry.path), environ={}).entries
-    return tuple(model for model, entry in entries.items() if entry.place.file == registry.path)
+    return Registry(str(files[-1]), entries, notes, tuple(models), content)
 
 
 def project_registry(flag: Path | None) -> Registry:

@@ -11,15 +11,14 @@ from overlay.upkeep.file_changes import UNCHANGED, Changes, changes, needed_file
 from overlay.upkeep.search import Pair, Search, check_pinned, moved_to, repinned, search, standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from overlay.contract.check import Report
-    from overlay.registry import Entry, Pin, Resolution
+    from overlay.registry import RepoRole, Resolution
     from overlay.upkeep.repos import Repos
 
-__all__ = ["Advice", "Outlook", "RepoState", "Role", "outdated"]
+__all__ = ["Advice", "Outlook", "RepoState", "outdated"]
 
-Role = Literal["source", "overlay", "need"]
 Advice = Literal["current", "bump", "stay", "repair", "unknown"]
 
 
@@ -37,7 +36,7 @@ class RepoState:
     """
 
     repo: str
-    role: Role
+    role: RepoRole
     pinned: str | None
     head: str | None
     behind: int | None = None
@@ -79,7 +78,7 @@ def outdated(resolution: Resolution, repos: Repos) -> Outlook:
     entry = resolution.entry
     pinned = check_pinned(resolution, repos)
     states, trouble = [], pinned.trouble
-    for pin, role in _roles(entry):
+    for role, pin in entry.roles:
         try:
             head = repos.histories.head(pin.repo)
             behind = repos.histories.behind(pin.repo, pin.revision) if pin.revision not in (None, head) else 0
@@ -110,14 +109,6 @@ def _advice(states: Sequence[RepoState], pinned: Report, found: Search | None, t
     if pinned.status != "passed":
         return "repair" if pinned.status == "failed" else "unknown"
     return "stay" if found is not None else "current"
-
-
-def _roles(entry: Entry) -> Iterator[tuple[Pin, Role]]:
-    yield entry.source, "source"
-    if entry.overlay is not None:
-        yield entry.overlay, "overlay"
-    for need in entry.needs:
-        yield need.pin, "need"
 
 
 def _with_changes(resolution: Resolution, states: Sequence[RepoState], repos: Repos) -> list[RepoState]:

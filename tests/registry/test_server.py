@@ -11,7 +11,7 @@ from support.registries import VDN, A, B
 from overlay.consumers import sglang
 from overlay.errors import InvalidRegistry
 from overlay.registry import LOCAL, Pin, Registry, ServerSpec, load_registry
-from overlay.registry.load import own_models, packaged_registry
+from overlay.registry.load import packaged_registry
 from overlay.registry.server import VARIABLE
 
 if TYPE_CHECKING:
@@ -170,4 +170,4 @@ def test_models_of_a_file_are_those_of_the_file(tmp_path: Path) -> None:
     told = {"overlay_repo_id": "acme/other", "overlay_revision": B}
     registry = load(tmp_path, {VDN: told, "acme/model": told})
     assert registry.entries[VDN].place.file == VARIABLE
-    assert own_models(registry) == (VDN,)
+    assert registry.own == (VDN,)

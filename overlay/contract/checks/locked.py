@@ -31,10 +31,8 @@ def staleness(resolution: Resolution, locked: LockedModel | None) -> Iterator[Fi
     """Whether there is a lock, and of this entry; no repo is looked at."""
     entry = resolution.entry
     if locked is None:
-        pinned = all(
-            pin.revision is not None for pin in entry.pins
-        )  # else it cannot be locked, which is said of the pin
-        if pinned and not is_packaged(entry.place.file):  # a project locks the entries of its own file
+        can_be_locked = all(pin.revision is not None for pin in entry.pins)  # else that is said of the pin
+        if can_be_locked and not is_packaged(entry.place.file):  # a project locks the entries of its own file
             message = "not in the lock, so nothing says what its commits held"
             yield found("lock-missing", entry, message, fix=f"overlay lock {entry.model}")
         return

@@ -18,7 +18,7 @@ from overlay.materialization.locking.expected import expected_output
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.registry import LOCAL, Entry, Registry, Resolution
 from overlay.registry import resolve as resolve_model
-from overlay.registry.load import own_models, project_registry
+from overlay.registry.load import project_registry
 from overlay.registry.lock import Lock, LockedModel, dump_lock, lock_path, read_lock
 from overlay.registry.replace import replace_file
 
@@ -96,7 +96,7 @@ def lock(
     found: dict[str, LockedModel] = {}
     told: dict[str, LockedEntry] = {}
     traffic = Traffic()
-    own = own_models(registry)
+    own = registry.own
     for model in models or own:
         resolution = resolve_model(model, registry)
         if why := _cannot_be_locked(resolution):
