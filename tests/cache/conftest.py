@@ -22,6 +22,12 @@ def _without_sync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything counts as older than the grace period."""
+    monkeypatch.setattr("overlay.cache.collecting.GRACE", -1.0)
+
+
+@pytest.fixture
 def plain_folder() -> Iterator[Path]:
     """A folder that a plain user can reach and owns, whoever runs the tests (pytest's own are closed to others)."""
     folder = Path(tempfile.mkdtemp(prefix="overlay-test-", dir="/tmp"))

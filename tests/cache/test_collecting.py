@@ -12,6 +12,7 @@ from support.caches import (
     FILES,
     LOCATION,
     MODEL,
+    OTHER,
     TREE,
     add_object,
     assert_sound,
@@ -35,18 +36,11 @@ pytestmark = pytest.mark.no_torch
 
 DAY = 86400.0
 BYTES = sum(map(len, FILES.values()))
-OTHER = {**FILES, "transformer/b.safetensors": b"B" * 7000}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
-
-
-@pytest.fixture
-def old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything counts as older than the grace period."""
-    monkeypatch.setattr("overlay.cache.collecting.GRACE", -1.0)
 
 
 def used_at(cache: Cache, tree: str, when: float) -> None:

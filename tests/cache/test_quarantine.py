@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from support.caches import FILES, LOCATION, MODEL, TREE, build, digest_of, is_whole
+from support.caches import FILES, LOCATION, MODEL, OTHER, TREE, build, digest_of, is_whole
 
 from overlay.cache import Cache, CacheRoot
 from overlay.cache.collecting import gc, rm, unreferenced
@@ -22,18 +22,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.no_torch
 
 WRONG = "org__name-fedcba9876543210"
-OTHER = {**FILES, "transformer/b.safetensors": b"B" * 7000}
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
-
-
-@pytest.fixture
-def old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything counts as older than the grace period."""
-    monkeypatch.setattr("overlay.cache.collecting.GRACE", -1.0)
 
 
 def keep(root: Path, name: str = WRONG, files: dict[str, bytes] = OTHER, *, drop: bool = True) -> Path:

@@ -26,6 +26,8 @@ FILES = {
     "transformer/b.safetensors": b"b" * 6000,
     "config.json": b'{"one": 1}',
 }
+OTHER = {**FILES, "transformer/b.safetensors": b"B" * 7000}
+"""The same with other bytes in one file."""
 
 
 def digest_of(data: bytes) -> str:
