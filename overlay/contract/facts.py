@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from overlay.fingerprint import action_key, bytes_digest
-from overlay.formats.files import MAX_RANGE
+from overlay.formats.files import MAX_CHECKED_FILE, MAX_RANGE
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import is_metadata
 from overlay.hub import HubRepo
@@ -31,9 +31,6 @@ _LARGEST_KEPT = 16 * 2**20
 
 _LARGEST_READ = 16 * 2**20
 """Bytes of a file on this host that a check reads for its sha256, at most."""
-
-_LARGEST_FETCHED = 2**20
-"""Bytes of a file on the Hub that a check fetches for its sha256, at most."""
 
 _UNREAD = "0" * 64
 
@@ -95,7 +92,7 @@ def is_large(repo: Repo, path: str) -> bool:
     if repo.shared_store and repo.digest(path).startswith("sha256:"):
         return False
     at_hand = not repo.shared_store or repo.local(path) is not None
-    return repo.size(path) > (_LARGEST_READ if at_hand else _LARGEST_FETCHED)
+    return repo.size(path) > (_LARGEST_READ if at_hand else MAX_CHECKED_FILE)
 
 
 def sha256_of(repo: Repo, path: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.reading import is_below
 from overlay.errors import BrokenInput, NotHere, Refused
+from overlay.formats.files import MAX_CHECKED_FILE
 from overlay.hub import HubRepo
 from overlay.planning.vdn_h3 import BASE
 
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
 
 __all__ = ["prefetch"]
-
-_LARGEST = 2**20
-"""Bytes of a small file at most: whatever is larger is asked for only where a check reads it."""
 
 _READ = (".json", ".py", ".md", ".txt")
 
@@ -49,7 +47,7 @@ def _bring(repo: Repo, folders: tuple[str, ...]) -> None:
         return
     wanted = [path for path in repo.paths() if any(is_below(path, folder) for folder in folders)]
     with suppress(Refused, NotHere, BrokenInput):
-        small = [path for path in wanted if path.endswith(_READ) and repo.size(path) <= _LARGEST]
+        small = [path for path in wanted if path.endswith(_READ) and repo.size(path) <= MAX_CHECKED_FILE]
         repo.fetch(small[:_MOST_FILES])
     with suppress(Refused, NotHere, BrokenInput):
         repo.fetch_headers([path for path in wanted if path.endswith(".safetensors")][:_MOST_FILES])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.reading import is_below
 from overlay.formats.checkpoint import WEIGHTS_SUFFIX
-from overlay.formats.overlay_repo import is_metadata
+from overlay.formats.overlay_repo import comes_to_tree
 from overlay.planning.mappings import select
 from overlay.planning.tree import Carried
 from overlay.planning.vdn_h3 import BASE, COMPONENTS
@@ -32,7 +32,7 @@ def tree_of(subject: Subject) -> Tree | None:
     entry, manifest, overlay = subject.entry, subject.manifest, subject.inventory.overlay
     tree: dict[str, Carried | None] = {}
     if overlay is not None and entry.recipe.name != "lora":
-        own = [path for path in overlay.paths() if is_metadata(path) and not path.startswith("_overlay/")]
+        own = filter(comes_to_tree, overlay.paths())
         tree.update(_carried(overlay, {path: path for path in own}))
     match entry.recipe.name:
         case "vdn-h3":

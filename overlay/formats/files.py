@@ -22,7 +22,10 @@ from overlay.formats.local import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAX_RANGE", "MAX_SMALL_FILE", "PICKLES", "Files", "Folder", "safe_path"]
+__all__ = ["MAX_CHECKED_FILE", "MAX_RANGE", "MAX_SMALL_FILE", "PICKLES", "Files", "Folder", "safe_path"]
+
+MAX_CHECKED_FILE = 2**20
+"""Bytes of a file that is read to be checked, at most, where nothing has to have it: a config or script has fewer."""
 
 MAX_RANGE = 2**20
 """Bytes that ``read_range`` reads at most: scalars such as an adapter's alpha."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-__all__ = ["MANIFEST_PATH", "METADATA_PATTERNS", "is_metadata"]
+__all__ = ["MANIFEST_PATH", "METADATA_PATTERNS", "comes_to_tree", "is_metadata"]
 
 MANIFEST_PATH = "_overlay/overlay_manifest.json"
 """What makes a repo or folder an overlay."""
 
 METADATA_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
 """What a server downloads of an overlay repo; ``*`` crosses ``/``. Weights never come from there."""
+
+
+def comes_to_tree(path: str) -> bool:
+    """Whether this file of an overlay repo goes to the root of the tree: its metadata do, ``_overlay/`` stays out."""
+    return is_metadata(path) and not path.startswith("_overlay/")
 
 
 def is_metadata(path: str) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import PICKLES
-from overlay.formats.overlay_repo import is_metadata
+from overlay.formats.overlay_repo import comes_to_tree
 from overlay.planning.outputs import CarriedFile, GeneratedFile
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ def carry_folder(book: InputBook, folder: str, out_folder: str) -> list[OutputFi
 
 
 def overlay_own_files(book: InputBook | None) -> list[OutputFile]:
-    """The overlay repo's own metadata files, which go to the root of the tree; ``_overlay/`` stays out."""
+    """The overlay repo's own files that go to the root of the tree."""
     if book is None:
         return []
-    return [
-        GeneratedFile(path, book.files.read_bytes(path))
-        for path in book.files.paths()
-        if not path.startswith("_overlay/") and is_metadata(path)
-    ]
+    return [GeneratedFile(path, book.files.read_bytes(path)) for path in book.files.paths() if comes_to_tree(path)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import bytes_digest
 from overlay.formats.adapters.find import parse_description
-from overlay.formats.files import MAX_SMALL_FILE
+from overlay.formats.files import MAX_CHECKED_FILE, MAX_SMALL_FILE
 from overlay.formats.strict_json import parse_json, parse_object
 from overlay.formats.wording import format_bytes
 
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
 
 __all__ = ["Former", "is_description", "json_of", "same_content", "size_of"]
-
-_MOST_READ = 2**20
-"""Bytes of a file that is read to compare its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +51,10 @@ def same_content(repo: Repo, path: str, former_path: str, then: Former) -> str |
     try:
         before = then.digest or (then.repo.digest(former_path) if then.repo else None)
         now = repo.digest(path)
-        if before and now.partition(":")[0] != before.partition(":")[0] and then.size <= _MOST_READ:
-            now = bytes_digest(repo.read_bytes(path, _MOST_READ), "sha256")
+        if before and now.partition(":")[0] != before.partition(":")[0] and then.size <= MAX_CHECKED_FILE:
+            now = bytes_digest(repo.read_bytes(path, MAX_CHECKED_FILE), "sha256")
             if not before.startswith("sha256:") and then.repo:
-                before = bytes_digest(then.repo.read_bytes(former_path, _MOST_READ), "sha256")
+                before = bytes_digest(then.repo.read_bytes(former_path, MAX_CHECKED_FILE), "sha256")
     except (BrokenInput, NotHere):
         return None
     return f"same content, {size}" if now == before else None
@@ -75,7 +72,7 @@ def _same_tensors(repo: Repo, path: str, former_path: str, then: Former) -> bool
 def json_of(files: Files, path: str) -> object:
     """What a small JSON file says; None where it cannot be read."""
     try:
-        return parse_json(files.read_bytes(path, _MOST_READ), path)
+        return parse_json(files.read_bytes(path, MAX_CHECKED_FILE), path)
     except (BrokenInput, NotHere):
         return None
 
@@ -83,7 +80,7 @@ def json_of(files: Files, path: str) -> object:
 def is_description(files: Files, path: str) -> bool:
     """Whether a small file reads as the description of an adapter."""
     try:
-        parse_description(parse_object(files.read_bytes(path, _MOST_READ), path), path)
+        parse_description(parse_object(files.read_bytes(path, MAX_CHECKED_FILE), path), path)
     except (BrokenInput, NotHere):
         return False
     return True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.checkpoint import INDEX_SUFFIX, WEIGHTS_SUFFIX, check_placed, numbered_of, read_weight_map
-from overlay.formats.files import PICKLES
+from overlay.formats.files import MAX_CHECKED_FILE, PICKLES
 from overlay.formats.lfs import POINTER_LIMIT
 from overlay.formats.model_index import INDEX_NAMES, read_model_index
 from overlay.formats.wording import counted, some
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from overlay.registry import Entry
 
 __all__ = ["Carried", "Problem", "Tree", "component_problems", "needs_weights", "weight_problems"]
-
-_LARGEST_JSON = 2**20
-"""Bytes of a JSON file that is parsed, at most: a vocabulary may have more, and a config never has."""
 
 _MOST_READ = 500
 """Small files that are looked at; a component has a dozen."""
@@ -244,7 +241,7 @@ def _is_read(path: str, place: Carried, components: Collection[str]) -> bool:
     """Whether a file is small enough to be a pointer, or to be parsed; none whose size only a connection would tell."""
     with suppress(NotHere):
         size = place.repo.size(place.path)
-        return size < POINTER_LIMIT or (_is_json(path, components) and size <= _LARGEST_JSON)
+        return size < POINTER_LIMIT or (_is_json(path, components) and size <= MAX_CHECKED_FILE)
     return False
 
 

@@ -9,6 +9,7 @@ from overlay.contract.reading import is_broken, serve_instead, shown
 from overlay.contract.scripts import KNOWN, known_for
 from overlay.errors import OverlayError
 from overlay.fingerprint import bytes_digest
+from overlay.formats.files import MAX_CHECKED_FILE
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from overlay.contract.subject import Subject
 
 __all__ = ["check_pins"]
-
-_MOST_READ = 2**20
-"""Bytes of a script at most; the published ones have some tens of thousands."""
 
 
 def check_pins(subject: Subject) -> Iterator[Finding]:
@@ -105,7 +103,7 @@ def _script(subject: Subject) -> tuple[str, bytes | None]:
     if overlay is None or path is None or path not in overlay.paths():
         return "", None  # one that is named and absent is ``manifest-broken``
     try:
-        return path, overlay.read_bytes(path, _MOST_READ)
+        return path, overlay.read_bytes(path, MAX_CHECKED_FILE)
     except OverlayError as error:
         if is_broken(error):
             return path, b""  # too large for a script: no known one, whatever it says
