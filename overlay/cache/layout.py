@@ -160,10 +160,13 @@ def checked_name(name: str, what: str) -> str:
     return name
 
 
-def choose_root(flag: Path | None, environ: Mapping[str, str]) -> CacheRoot:
+def choose_root(flag: Path | None, environ: Mapping[str, str], *, honours_xdg: bool = True) -> CacheRoot:
     """The cache root in force: flag, own variable, sglang's variable, then the root of a bare sglang.
 
     Empty variables count as unset; ``~`` is the home folder of ``environ``.
+
+    Args:
+        honours_xdg: Whether ``XDG_CACHE_HOME`` moves the root of that sglang.
 
     Raises:
         InvalidUsage: A ``~`` for which there is no home folder.
@@ -174,7 +177,7 @@ def choose_root(flag: Path | None, environ: Mapping[str, str]) -> CacheRoot:
         if environ.get(variable):
             return CacheRoot(_absolute(environ[variable], environ), variable)
     base, decided_by = "~/.cache", "HOME"
-    if environ.get("XDG_CACHE_HOME"):
+    if honours_xdg and environ.get("XDG_CACHE_HOME"):
         base, decided_by = environ["XDG_CACHE_HOME"], "XDG_CACHE_HOME"
     return CacheRoot(_absolute(base, environ) / "sgl_diffusion", decided_by)
 

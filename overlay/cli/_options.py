@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,14 @@ from click.core import ParameterSource
 
 import overlay
 from overlay.cli._output import Output
-from overlay.cli._types import DURATION, Size
-from overlay.errors import OverlayError
+from overlay.cli._types import DURATION, SERVER, Size
+from overlay.errors import InvalidUsage, OverlayError
 from overlay.planning.rules import DEFAULT_RULE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from overlay.consumers.server import Server
 
 __all__ = [
     "DIRECTORY",
@@ -32,6 +34,8 @@ __all__ = [
     "lock_option",
     "rule_flags",
     "rule_option",
+    "server_flags",
+    "server_options",
 ]
 
 LEAST_MEMORY = 64 * 10**6
@@ -178,6 +182,45 @@ lock_option = click.option(
     show_default=True,
     help="Wait so long while another process builds the same model; 0s: not at all.",
 )
+
+
+_SERVER_OPTIONS = (
+    click.option(
+        "--for",
+        "server",
+        type=SERVER,
+        metavar="SERVER",
+        help="Whom the model is for: sglang, sglang==VERSION or vllm-omni. Decides the location.",
+    ),
+    click.option(
+        "--with-override", is_flag=True, help="The server is started with the registry that `overlay env` exports."
+    ),
+)
+
+
+def server_options(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command ``--for`` and ``--with-override``; it receives ``server``, a Server or None."""
+
+    @functools.wraps(function)
+    def command(*args: Any, server: Server | None, with_override: bool, **options: Any) -> None:
+        if with_override and (server is None or server.name != "sglang"):
+            raise InvalidUsage(
+                "--with-override says how sglang is started, and --for does not name it",
+                code="option-conflict",
+                hint="add --for sglang",
+            )
+        function(*args, server=replace(server, with_override=with_override) if server else None, **options)
+
+    for option in reversed(_SERVER_OPTIONS):
+        command = option(command)
+    return command
+
+
+def server_flags(server: Server | None) -> tuple[str, ...]:
+    """Flags of a command to suggest for the same server."""
+    if server is None:
+        return ()
+    return ("--for", str(server), *(["--with-override"] if server.with_override else []))
 
 
 def rule_flags(rule: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Option values that click does not know: sizes, ages and durations."""
+"""Option values that click does not know: sizes, ages, durations and servers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from overlay.consumers.server import Server, parse_server
 from overlay.formats.wording import format_bytes
 
-__all__ = ["AGE", "DURATION", "SIZE", "Size"]
+__all__ = ["AGE", "DURATION", "SERVER", "SIZE", "Size"]
 
 _UNITS = {"B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):
@@ -56,6 +57,16 @@ class _Seconds(click.ParamType[int]):
         return int(match[1]) * _SECONDS[match[2]]
 
 
+class _Server(click.ParamType[Server]):
+    """A server that loads models: ``sglang``, ``sglang==0.5.22``, ``vllm-omni``."""
+
+    name = "server"
+
+    def convert(self, value: Any, _param: click.Parameter | None, _ctx: click.Context | None) -> Server:
+        return value if isinstance(value, Server) else parse_server(value)
+
+
 SIZE = Size()
+SERVER = _Server()
 AGE = _Seconds("an", "age")
 DURATION = _Seconds("a", "duration")

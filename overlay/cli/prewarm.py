@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, build_options, common_options, link_option, lock_option
+from overlay.cli._options import Common, build_options, common_options, link_option, lock_option, server_options
 from overlay.cli._output import columns, format_seconds, style
 from overlay.cli._progress import phases
 from overlay.formats.wording import counted, format_bytes
@@ -124,6 +124,7 @@ class Prewarmed:
 @click.option("--dry-run", is_flag=True, help="Print the plan: files (-v: all), bytes, room needed. Build nothing.")
 @click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
 @click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
+@server_options
 @link_option
 @lock_option
 @build_options
@@ -137,7 +138,7 @@ def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: A
     options = common.options(**choices)
     if dry_run:
         planned = PrewarmPlan(
-            tuple(_planned(overlay.plan(model, options, phase=phases(common.output)), common) for model in models)
+            tuple(_planned(overlay.plan(model, options, phase=phases(common.output)), options) for model in models)
         )
         common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))
         return
@@ -162,11 +163,11 @@ def _waiting(model: str, output: Output) -> Callable[[str], None]:
     return lambda text: output.remark(f"{model}: {text}")
 
 
-def _planned(work: overlay.Work, common: Common) -> PlannedModel:
+def _planned(work: overlay.Work, options: overlay.Options) -> PlannedModel:
     from overlay.cache.probe import filesystem_of
     from overlay.materialization.request import open_cache
 
-    root = open_cache(common.options(), create=False).root.path
+    root = open_cache(options, create=False).root.path
     counters = work.counters
     return PlannedModel(
         model=work.plan.model,

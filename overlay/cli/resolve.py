@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, common_options, rule_flags, rule_option
+from overlay.cli._options import Common, common_options, rule_flags, rule_option, server_flags, server_options
 from overlay.cli._output import Role, columns, style
 from overlay.errors import NotHere
 from overlay.registry.recipe_words import option_words
@@ -16,6 +16,7 @@ from overlay.registry.recipe_words import option_words
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from overlay.consumers.server import Server
     from overlay.registry import Pin, Resolution
 
 __all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
@@ -102,40 +103,43 @@ class Place:
 @click.argument("model")
 @click.option("--path", "only_path", is_flag=True, help="Print only the directory; status 3 when it is not there.")
 @rule_option
+@server_options
 @common_options
-def resolve(common: Common, model: str, only_path: bool, rule: str) -> None:
+def resolve(common: Common, model: str, only_path: bool, rule: str, server: Server | None) -> None:
     """Show a model's pins, its recipe, where it belongs and whether it is there.
 
     MODEL is a registry key, a local folder or Hub cache path that maps to one, or an overlay folder. No request is
     made and nothing is written.
     """
     if only_path:
-        _print_path(common, model, rule)
+        _print_path(common, model, rule, server)
         return
-    document = _document(common, model, overlay.resolve(model, common.options(rule=rule)), rule)
+    found = overlay.resolve(model, common.options(rule=rule, server=server))
+    document = _document(common, model, found, (*rule_flags(rule), *server_flags(server)))
     common.output.result(document, lambda: _text(document))
 
 
 @click.command(short_help="Print the directory of a materialized model.")
 @click.argument("model")
 @rule_option
+@server_options
 @common_options
-def path(common: Common, model: str, rule: str) -> None:
+def path(common: Common, model: str, rule: str, server: Server | None) -> None:
     """Print the directory of a materialized model; status 3 when it is not there."""
-    _print_path(common, model, rule)
+    _print_path(common, model, rule, server)
 
 
-def _print_path(common: Common, model: str, rule: str) -> None:
-    state = overlay.resolve(model, common.options(rule=rule)).state
+def _print_path(common: Common, model: str, rule: str, server: Server | None) -> None:
+    state = overlay.resolve(model, common.options(rule=rule, server=server)).state
     if state.name != "present" or state.tree is None:
         why = f": {state.why}" if state.why else ""
         raise NotHere(
             f"{model}: {state.name}{why}",
             code=f"model-{state.name}",
             # Of another rule: most likely that is the one that is meant.
-            hint=common.command("path", model, "--rule", state.rule)
+            hint=common.command("path", model, "--rule", state.rule, *server_flags(server))
             if state.rule
-            else common.command("prewarm", model, *rule_flags(rule)),
+            else common.command("prewarm", model, *rule_flags(rule), *server_flags(server)),
             model=model,
             location=state.location,
         )
@@ -143,7 +147,7 @@ def _print_path(common: Common, model: str, rule: str) -> None:
     common.output.result(document, lambda: [document.path])
 
 
-def _document(common: Common, model: str, found: overlay.Resolved, rule: str) -> ResolvedModel:
+def _document(common: Common, model: str, found: overlay.Resolved, flags: tuple[str, ...]) -> ResolvedModel:
     resolution, state = found.resolution, found.state
     entry = resolution.entry
     folder = resolution.source_folder
@@ -166,7 +170,7 @@ def _document(common: Common, model: str, found: overlay.Resolved, rule: str) ->
         entry=f"{entry.place.file}:{entry.place.line}" if entry.place.line else entry.place.file,
         replaced=found.replaced,
         notes=(*resolution.notes, *_hub_notes(common)),
-        next=_next(common, model, found, rule, lock, pinned=pinned),
+        next=_next(common, model, found, flags, lock, pinned=pinned),
     )
 
 
@@ -184,20 +188,26 @@ def _hub_notes(common: Common) -> tuple[str, ...]:
 
 
 def _next(
-    common: Common, model: str, found: overlay.Resolved, rule: str, lock: ModelLock | None, *, pinned: bool
+    common: Common,
+    model: str,
+    found: overlay.Resolved,
+    flags: tuple[str, ...],
+    lock: ModelLock | None,
+    *,
+    pinned: bool,
 ) -> str | None:
     # MODEL as it was typed: a folder means another source or overlay than the model's name, and its spelling counts.
     if found.state.name == "present":
-        return common.command("verify", model, *rule_flags(rule))
+        return common.command("verify", model, *flags)
     if found.resolution.entry.recipe.name == "python":
         return None
     if lock is not None and lock.state == "stale":
         return common.command("lock", found.resolution.model)
-    flags = [
-        *rule_flags(rule),
+    flags = (
+        *flags,
         *([] if pinned else ["--allow-floating"]),
         *(["--dry-run"] if found.state.name == "unknown" else []),
-    ]
+    )
     return common.command("prewarm", model, *flags)
 
 

@@ -21,14 +21,13 @@ from overlay.materialization.locking.of_tree import expected_tree
 from overlay.materialization.lookup import remember
 from overlay.materialization.publishing import Published, publish, seal, where_one_may
 from overlay.materialization.record import read_record
-from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
+from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.state import find_state, is_settled
 from overlay.materialization.survey import Counters, Work, components, survey
 from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
-from overlay.registry import resolve as resolve_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,7 +76,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
         OverlayError: As :func:`materialize` up to its first write, and that this write is not possible.
     """
     registry = load_registry(options.registry)
-    resolution = resolve_model(model, registry)
+    resolution = resolved(model, registry, options)
     cache = open_cache(options, create=False)
     memo = open_memo(cache, write=False)
     is_present = _present(resolution, registry, options) is not None
@@ -161,7 +160,7 @@ def materialize(
     """
     started = time.monotonic()
     registry = load_registry(options.registry)
-    resolution = resolve_model(model, registry)
+    resolution = resolved(model, registry, options)
     if state := _present(resolution, registry, options):
         seconds = time.monotonic() - started
         return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
 from overlay.cache import Cache, LinkMode, choose_root
+from overlay.consumers import sglang
 from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo
 from overlay.planning.rules import DEFAULT_RULE
+from overlay.registry import Registry, Resolution
+from overlay.registry import resolve as resolve_model
 
-__all__ = ["DEFAULTS", "Options", "Phase", "existing_folder", "open_cache", "open_memo", "silent"]
+if TYPE_CHECKING:
+    from overlay.consumers.server import Server
+
+__all__ = ["DEFAULTS", "Options", "Phase", "existing_folder", "open_cache", "open_memo", "resolved", "silent"]
 
 Phase = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Called with a label and a total in bytes; gives what is called with bytes as they are done, from any thread."""
@@ -38,6 +45,7 @@ class Options:
         only: Components (first folder of an output path) to build; empty: everything. With it nothing is published,
             the objects wait in the cache.
         lock_timeout: Seconds to wait while another process builds the same model.
+        server: Whom the model is for: decides the location, and the root where nothing else does.
     """
 
     registry: Path | None = None
@@ -52,6 +60,7 @@ class Options:
     link: LinkMode = "auto"
     only: tuple[str, ...] = ()
     lock_timeout: float = 3600.0
+    server: Server | None = None
 
     def __post_init__(self) -> None:
         for name in ("registry", "cache_root", "hub"):
@@ -90,9 +99,23 @@ def existing_folder(path: Path) -> Path:
     )
 
 
+def resolved(model: str, registry: Registry, options: Options) -> Resolution:
+    """What a name stands for, as the server of these options is told of it.
+
+    Raises:
+        InvalidUsage: Unknown model, or a server that has no overlays.
+        BrokenInput: The manifest of an overlay folder is unusable.
+    """
+    resolution = resolve_model(model, registry)
+    return replace(resolution, entry=sglang.for_server(resolution.entry, options.server))
+
+
 def open_cache(options: Options, *, create: bool) -> Cache:
     """The cache of these options; nothing is written without ``create``."""
-    root = choose_root(options.cache_root, os.environ)
+    server = options.server
+    is_sglang = server is not None and server.name == "sglang"
+    honours_xdg = not is_sglang or sglang.release_of(server.version if server else None).honours_xdg
+    root = choose_root(options.cache_root, os.environ, honours_xdg=honours_xdg)
     return Cache.open(root.path, create=create, decided_by=root.decided_by)
 
 

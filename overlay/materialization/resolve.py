@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.errors import InvalidRegistry, NotHere
-from overlay.materialization.request import DEFAULTS, Options, open_cache
+from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved
 from overlay.materialization.state import State, find_state, is_settled
 from overlay.registry import load_registry
-from overlay.registry import resolve as resolve_model
 from overlay.registry.load import locked_model
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
         InvalidUsage: Unknown model. InvalidRegistry: The registry cannot be used.
     """
     registry = load_registry(options.registry)
-    resolution = resolve_model(model, registry)
+    resolution = resolved(model, registry, options)
     cache = open_cache(options, create=False)
     state = find_state(resolution, cache, options.rule, location_at_hand(resolution, options))
     return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))

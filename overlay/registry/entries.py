@@ -130,11 +130,15 @@ class ServerSpec:
         overlay_repo_id: Repo id or path as written: sglang does not normalise it, and it enters the server's key.
         overlay_revision: As written; ``main`` where an exported registry gives none, ``local`` for an overlay folder.
         source_revision: As written; None where it is not given.
+        version: Release of sglang that is told; None for the newest that is known.
+        of_entry: Whether that is what the entry itself pins, as a server takes it; else somebody else said it.
     """
 
     overlay_repo_id: str
     overlay_revision: str
     source_revision: str | None
+    version: tuple[int, int, int] | None = None
+    of_entry: bool = False
 
 
 @dataclass(frozen=True, slots=True)

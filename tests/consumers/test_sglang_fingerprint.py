@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlay.consumers import sglang, sglang_fingerprint
+from overlay.consumers import sglang
+from overlay.consumers.sglang import fingerprint as sglang_fingerprint
 from overlay.errors import BrokenInput, NotHere
 
 pytestmark = pytest.mark.no_torch

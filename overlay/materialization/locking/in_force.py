@@ -87,7 +87,8 @@ def _locked(resolution: Resolution) -> LockedModel | None:
     Of another overlay, which a server was told by its variable or which is a folder of somebody's own, no lock speaks.
     """
     locked = locked_model(resolution.registry_path, resolution.model)
-    told = resolution.entry.server is not None
+    server = resolution.entry.server
+    told = server is not None and not server.of_entry
     return None if locked is None or (told and locked.differences(resolution.entry)) else locked
 
 

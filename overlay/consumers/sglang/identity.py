@@ -1,4 +1,4 @@
-"""What sglang 0.5.22 and 0.5.23 expect on disk: where they look for a materialization, and what marks it as finished.
+"""Where sglang looks for a materialization, release by release, and what marks it as finished.
 
 The server derives a directory name from what it was told about the overlay (its built-in table, or an exported
 registry) and from the overlay's own small files. Everything here repeats that derivation to the byte; nothing of it is
@@ -12,63 +12,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.consumers.sglang_fingerprint import extra_files, overlay_fingerprint
+from overlay.consumers.sglang.table import built_in
+from overlay.consumers.sglang.versions import NEWEST_RELEASE, Release, release_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from overlay.registry import Entry
 
-__all__ = [
-    "BUILT_IN",
-    "BuiltIn",
-    "Identity",
-    "extra_files",
-    "identity_of",
-    "location_name",
-    "marker_bytes",
-    "overlay_fingerprint",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """One row of the server's built-in table. ``source_revision`` enters the key only where the row has one."""
-
-    overlay_repo_id: str
-    overlay_revision: str
-    source_revision: str | None = None
-
-
-BUILT_IN: Mapping[str, BuiltIn] = {
-    "tencent/Hy-Nomas": BuiltIn(
-        "Niehen6174/Hy-Nomas-overlay",
-        "14088cc131c66fb7265cefbf99276428ccd5a957",
-        "dea948068220d1037f1d1c10b95b6793d92bee28",
-    ),
-    "Lightricks/LTX-2.3": BuiltIn("MickJ/LTX-2.3-overlay", "e0cc94f279ec16bb87c230134d40319f6ce40c5e"),
-    "jdopensource/JoyAI-Echo": BuiltIn(
-        "Niehen6174/JoyAI-Echo-overlay",
-        "0a19f315c96532b7a5f61bcd765d1fefdd83dc7d",
-        "4187f9a53c6eff3a76c51e79bd27f70d10f7591b",
-    ),
-    "Efficient-Large-Model/SANA-WM_bidirectional": BuiltIn(
-        "sjmshsh/SANA-WM_bidirectional-overlay", "e611beacbcc0cf33c676306ae0eb89f149e044ad"
-    ),
-    "Efficient-Large-Model/SANA-WM_streaming": BuiltIn(
-        "AgainstEntropy/SANA-WM_streaming-overlay", "62c6840871ecc3559189047513ba0670e1bf62e7"
-    ),
-    "FastVideo/FastVideo-FastH3-8-Step-V2": BuiltIn(
-        "kevin-mi/FastH3-8step-V2-overlay", "308e2dd627218c40ae759a93745429800771a625"
-    ),
-    "OpenVDN/vdn-minimax-h3": BuiltIn("kevin-mi/VDN-H3-overlay", "7de18275dddfe59da36a234e222bcdd274963bc3"),
-    "FastVideo/FastVideo-FastH3-Omni-8-Step-V1": BuiltIn(
-        "Niehen6174/FastH3-Omni-overlay",
-        "953ede55daf20a70cc6f0b59464293e2f408608c",
-        "53e0d26a1691aa473b6262d8196a8feb2c297df0",
-    ),
-}
-"""The built-in table of 0.5.23; a server with no exported registry takes its models from here."""
+__all__ = ["Identity", "identity_of", "location_name", "marker_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +31,7 @@ class Identity:
         source_model_id: The registry key, whatever the server was started with; the manifest's for a direct overlay.
         overlay_revision: The literal text (``main``, a commit, ``local``), never what it resolved to.
         source_revision: None or empty: the field is left out of the key.
+        release: Decides which of these enter the key.
     """
 
     source_model_id: str
@@ -87,18 +40,22 @@ class Identity:
     materializer_version: str
     overlay_fingerprint: str
     source_revision: str | None = None
+    release: Release = NEWEST_RELEASE
 
     @property
     def fields(self) -> dict[str, str]:
-        """The five fields, and ``source_revision`` where there is one."""
+        """Four fields, from 0.5.11 the fingerprint too, from 0.5.22 ``source_revision`` where there is one."""
         fields = {
             "source_model_id": self.source_model_id,
             "overlay_repo_id": self.overlay_repo_id,
             "overlay_revision": self.overlay_revision,
             "materializer_version": self.materializer_version,
-            "overlay_fingerprint": self.overlay_fingerprint,
         }
-        return {**fields, "source_revision": self.source_revision} if self.source_revision else fields
+        if self.release.hashes_fingerprint:
+            fields["overlay_fingerprint"] = self.overlay_fingerprint
+        if self.release.hashes_source_revision and self.source_revision:
+            fields["source_revision"] = self.source_revision
+        return fields
 
     @property
     def key16(self) -> str:
@@ -135,16 +92,16 @@ def identity_of(
     """
     if entry.overlay is None:
         raise ValueError(f"{entry.model} has no overlay, so no server has a key for it")
+    release = release_of(entry.server.version if entry.server else None)
     if entry.server is not None:
         repo, revision = entry.server.overlay_repo_id, entry.server.overlay_revision
         source_revision = entry.server.source_revision
     else:
         repo, revision = entry.overlay.repo, entry.overlay.revision or "main"
-        row = BUILT_IN.get(entry.model)
+        row = built_in(release.version).get(entry.model)
         source_revision = entry.source.revision if row and row.source_revision else None
-    return Identity(
-        entry.model, repo, revision, materializer_version, fingerprint, source_revision or manifest_source_revision
-    )
+    source_revision = source_revision or manifest_source_revision
+    return Identity(entry.model, repo, revision, materializer_version, fingerprint, source_revision, release)
 
 
 def location_name(
@@ -189,5 +146,7 @@ def marker_bytes(identity: Identity, source: str) -> bytes:
         source: ``org/name@revision``. The server puts the absolute folder here and never reads it back; a
             materialization that can move between hosts names none.
     """
-    marker = {**identity.fields, "source_revision": identity.source_revision, "source_dir": source}
+    marker: dict[str, str | None] = {**identity.fields, "source_dir": source}
+    if identity.release.hashes_source_revision:
+        marker["source_revision"] = identity.source_revision
     return json.dumps(marker, indent=2, sort_keys=True).encode()

@@ -1,0 +1,60 @@
+"""A server as a user names it: ``sglang``, ``sglang==0.5.22``, ``vllm-omni``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from overlay.errors import InvalidUsage
+
+__all__ = ["SERVERS", "Server", "Version", "parse_server", "version_text"]
+
+Version = tuple[int, int, int]
+"""Major, minor, patch; post releases of a version behave as it does."""
+
+SERVERS = ("sglang", "vllm-omni")
+
+_NAMED = re.compile(r"(?P<name>[a-z0-9-]+)(?:==(?P<version>\d+\.\d+\.\d+)(?:\.post\d+)?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a model is meant for.
+
+    Attributes:
+        name: Of ``SERVERS``.
+        version: None where the user gave none: the newest that is known here.
+        with_override: Whether the server is started with the registry that ``overlay env`` exports, and so takes the
+            pins in force, the source's among them, instead of those that it was built with.
+    """
+
+    name: str
+    version: Version | None = None
+    with_override: bool = False
+
+    def __str__(self) -> str:
+        """As a user names it."""
+        return f"{self.name}=={version_text(self.version)}" if self.version else self.name
+
+
+def version_text(version: Version) -> str:
+    """``0.5.22``."""
+    return ".".join(map(str, version))
+
+
+def parse_server(text: str, *, with_override: bool = False) -> Server:
+    """Read what ``--for`` was given.
+
+    Raises:
+        InvalidUsage: It is no server that is known here, or no version of one.
+    """
+    found = _NAMED.fullmatch(text.strip())
+    if found is None or found["name"] not in SERVERS:
+        raise InvalidUsage(
+            f"no server {text!r}; expected one of {', '.join(SERVERS)}, with ==VERSION or without",
+            code="unknown-server",
+            hint="for instance --for sglang==0.5.23",
+            server=text,
+        )
+    version = tuple(map(int, found["version"].split("."))) if found["version"] else None
+    return Server(found["name"], version, with_override)  # type: ignore[arg-type]  # three numbers, as the pattern says

@@ -1,0 +1,25 @@
+"""What sglang expects on disk, and what it does with what it is told, by release."""
+
+from overlay.consumers.sglang.fingerprint import extra_files, overlay_fingerprint
+from overlay.consumers.sglang.identity import Identity, identity_of, location_name, marker_bytes
+from overlay.consumers.sglang.table import BUILT_IN, BuiltIn, built_in
+from overlay.consumers.sglang.told import for_server, override_of
+from overlay.consumers.sglang.versions import NEWEST, OLDEST, Release, release_of
+
+__all__ = [
+    "BUILT_IN",
+    "NEWEST",
+    "OLDEST",
+    "BuiltIn",
+    "Identity",
+    "Release",
+    "built_in",
+    "extra_files",
+    "for_server",
+    "identity_of",
+    "location_name",
+    "marker_bytes",
+    "overlay_fingerprint",
+    "override_of",
+    "release_of",
+]
