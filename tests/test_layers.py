@@ -25,6 +25,7 @@ ORDER = (
     "upkeep",
     "fusion",
     "cache",
+    "sandbox",
     "materialization",
     "demo",
     "cli",
