@@ -1,7 +1,9 @@
 """What sglang expects on disk, and what it does with what it is told, by release."""
 
+from overlay.consumers.sglang.complete import why_incomplete
 from overlay.consumers.sglang.fingerprint import extra_files, overlay_fingerprint
 from overlay.consumers.sglang.identity import Identity, identity_of, location_name, marker_bytes
+from overlay.consumers.sglang.sources import source_at
 from overlay.consumers.sglang.table import BUILT_IN, BuiltIn, built_in
 from overlay.consumers.sglang.told import for_server, override_of
 from overlay.consumers.sglang.versions import NEWEST, OLDEST, Release, release_of
@@ -22,4 +24,6 @@ __all__ = [
     "overlay_fingerprint",
     "override_of",
     "release_of",
+    "source_at",
+    "why_incomplete",
 ]

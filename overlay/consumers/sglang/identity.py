@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from overlay.registry import Entry
 
 __all__ = ["Identity", "identity_of", "location_name", "marker_bytes"]
+
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,19 @@ class Identity:
     def location_name(self) -> str:
         """Directory under ``materialized_models`` where the server looks."""
         return _location_name(self.source_model_id, self.key16)
+
+    @property
+    def lock_name(self) -> str:
+        """File in the host's temporary folder that the server locks while it builds.
+
+        Neither the fingerprint nor the cache root is in it: servers of two roots wait for each other.
+        """
+        text = f"overlay-materialize::{self.source_model_id}::{self.overlay_repo_id}::{self.overlay_revision}"
+        text = text.replace("/", "-")
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        name = f"{digest}{text}.lock"
+        too_long = self.release.shortens_lock_names and len(os.fsencode(name)) > _LONGEST_NAME
+        return f"{digest}.lock" if too_long else name
 
 
 def _key16(document: Mapping[str, object]) -> str:
