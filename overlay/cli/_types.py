@@ -8,13 +8,9 @@ from typing import Any
 import click
 
 from overlay.consumers.server import Server, parse_server
-from overlay.formats.wording import format_bytes
+from overlay.formats.wording import format_bytes, parse_size
 
 __all__ = ["AGE", "DURATION", "SERVER", "SIZE", "Size"]
-
-_UNITS = {"B": 1}
-for _power, _letter in enumerate("KMGTP", start=1):
-    _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -30,11 +26,9 @@ class Size(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", value.strip(), re.IGNORECASE)
-        unit = match and _UNITS.get(match[2].upper() or "B")
-        if not match or not unit:
+        size = parse_size(value)
+        if size is None:
             self.fail(f"{value!r} is not a size; expected bytes or a unit, as in 1GiB, 500MB, 2TB", param, ctx)
-        size = round(float(match[1]) * unit)
         if size < self._minimum:
             self.fail(f"{value!r} is too little; expected at least {format_bytes(self._minimum)}", param, ctx)
         return size

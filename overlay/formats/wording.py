@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["counted", "format_bytes", "iso_time", "some"]
+__all__ = ["counted", "format_bytes", "iso_time", "parse_size", "some"]
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", re.IGNORECASE)
+_FACTORS = {"B": 1}
+for _power, _letter in enumerate("KMGTP", start=1):
+    _FACTORS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:
@@ -35,6 +40,13 @@ def format_bytes(nbytes: int) -> str:
     while exponent < len(_UNITS) and abs(nbytes) / 1000**exponent >= 999.95:  # noqa: PLR2004  # rounds to 1000.0
         exponent += 1
     return f"{nbytes / 1000**exponent:.1f} {_UNITS[exponent - 1]}"
+
+
+def parse_size(text: str) -> int | None:
+    """Bytes of a size as people write it: ``1GiB``, ``500MB``, ``2000000``; None where it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = match and _FACTORS.get(match[2].upper() or "B")
+    return round(float(match[1]) * factor) if match and factor else None
 
 
 def iso_time(seconds: float) -> str:
