@@ -23,7 +23,7 @@ help:
 	@echo 'make test           install what tests need, then: check, test-no-torch, test-fast, test-slow'
 	@echo 'make check          lint, format, types'
 	@echo 'make test-fast      the default tests, on the installed wheel'
-	@echo 'make test-slow      the slow tests'
+	@echo 'make test-slow      the slow tests; fetches the released servers that some of them import into .servers'
 	@echo 'make test-no-torch  the tests that must pass where torch is not installed'
 	@echo 'make format         format the code and fix what ruff can fix'
 	@echo 'make docs           write the generated reference pages and JSON schemas again'
@@ -48,7 +48,7 @@ check: .venv/.installed-dev
 test-fast: .venv/.installed-dev
 	$(PYTEST)
 
-test-slow: .venv/.installed-dev
+test-slow: .venv/.installed-dev .servers/.fetched
 	$(PYTEST) -m 'slow and not gpu'
 
 test-no-torch: .venv-no-torch/.installed
@@ -62,7 +62,7 @@ docs: .venv/.installed-dev
 	$(BIN)/python tools/generate_docs.py
 
 clean:
-	rm -rf .venv .venv-no-torch build dist
+	rm -rf .venv .venv-no-torch .servers build dist
 
 .venv/.created: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -91,4 +91,9 @@ dist/.built: .venv/.created $(SOURCES)
 
 .venv-no-torch/.installed: .venv-no-torch/.created dist/.built
 	.venv-no-torch/bin/python $(PIP) --force-reinstall --no-deps $(WHEEL)
+	touch $@
+
+# The released servers' own modules. Where they cannot be fetched that is a failure: they are what the tests are for.
+.servers/.fetched: .venv/.created tools/fetch_servers.py
+	$(BIN)/python tools/fetch_servers.py .servers
 	touch $@
