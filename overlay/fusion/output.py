@@ -1,4 +1,4 @@
-"""The file being written: any thread writes at any offset, and what goes wrong says what to do about it."""
+"""Where the bytes of a build go: a file being written. Any thread writes at any offset; failures say what to do."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import contextlib
 import ctypes
 import errno
 import os
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
 
 from overlay.formats.os_errors import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
     from types import TracebackType
 
-__all__ = ["PartialFile"]
+__all__ = ["OpenOutput", "Output", "PartialFile"]
 
 _LIBC = ctypes.CDLL(None)
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE of fcntl.h: begin, and do not wait
@@ -24,6 +26,23 @@ _WRITE_BYTES = 2**18
 left: 5.6 GB into new pages took 3 s in pieces of 128 KiB and 8 to 15 s in pieces of 1 MiB (Linux 6.18, ext4)."""
 
 _ELSEWHERE = "build elsewhere (prewarm: --cache-root, fuse: --out)"
+
+
+class Output(Protocol):
+    """What a build makes of its bytes: a new file of them, or a comparison with one that is there."""
+
+    def write_at(self, offset: int, data: memoryview | bytes) -> None:
+        """Takes the bytes that belong at ``offset``."""
+
+    def copy_from(self, descriptor: int, offset: int, nbytes: int, place: int) -> bool:
+        """Takes ``nbytes`` of an open file from its ``offset``, for ``place``; False: read them and hand them over."""
+
+    def read_back(self, place: int, buffer: memoryview) -> None:
+        """Fills ``buffer`` with what is at ``place``."""
+
+
+OpenOutput = Callable[[Path, int], AbstractContextManager[Output]]
+"""Called with the path of an output and its size in bytes."""
 
 
 class PartialFile:
