@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from overlay.cache import actions, locks, trees
+from overlay.cache import actions, locks, replacing, trees
 from overlay.cache.disk import (
     cannot_write,
     existing,
@@ -24,7 +24,7 @@ from overlay.cache.disk import (
     writing,
 )
 from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
-from overlay.cache.links import LinkMode, LinkResult, input_changed, link_file, ways
+from overlay.cache.links import LinkMode, LinkResult, input_changed, link_file, ways, ways_into_tree
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, TryAgain
 from overlay.formats.local import explain_os_error
@@ -157,7 +157,8 @@ class Cache:
             source: The file; links to it are followed.
             digest: Its digest, which the caller vouches for.
             mode: ``auto``, or the one way that is allowed.
-            shared_store: The file lies in a store that nobody edits (the Hub's cache), so ``auto`` may share its inode.
+            shared_store: The file lies in a store that nobody edits (the Hub's cache), so ``auto`` may share the inode
+                of one that is large.
             check: Called between copy and object: raises if the source is not what it was. Not for a hardlink, which
                 is no copy and changes the source's ctime.
 
@@ -171,7 +172,7 @@ class Cache:
         size = _readable_size(source)
         if self.has_object(digest, size):
             return LinkResult("present", size, self.root.object(digest))
-        allowed = ways(mode, shared_store=shared_store)
+        allowed = ways(mode, shared_store=shared_store, size=size)
         with staging(self.root) as folder, writing(self.root, f"{'/'.join(allowed)} {source}"):
             staged = folder / source.name
             how = link_file(source, staged, allowed)
@@ -193,12 +194,7 @@ class Cache:
             TryAgain: The object vanished, because somebody collected it at this very moment.
             CannotWrite: The filesystem refused.
         """
-        if small:
-            allowed = ways("auto", shared_store=False)
-        elif dest.suffix == ".safetensors":
-            allowed = ("hardlink", "reflink", "copy")
-        else:
-            allowed = ways("auto", shared_store=True)
+        allowed = ways_into_tree(dest.name, small=small)
         with writing(self.root, f"{'/'.join(allowed)} {dest.name}"):
             make_folder(dest.parent, self.root, durable=False)
             try:
@@ -266,6 +262,10 @@ class Cache:
     def swing_location(self, name: str, tree: str) -> Path:
         """See :func:`overlay.cache.trees.swing_location`."""
         return trees.swing_location(self.root, name, tree)
+
+    def replace_folder(self, name: str, tree: str, folder: os.stat_result) -> Path:
+        """See :func:`overlay.cache.replacing.replace_folder`."""
+        return replacing.replace_folder(self.root, name, tree, folder, self.notes)
 
     def drop_location(self, name: str) -> None:
         """Remove a location that leads nowhere any more."""

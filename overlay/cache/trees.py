@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from overlay.cache.layout import checked_name
 from overlay.cache.locks import lock
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, TryAgain
+from overlay.formats.materialized import MARKER_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Published",
     "check_location",
+    "check_locations",
     "is_our_link",
+    "link_text",
     "location_target",
     "move_aside",
     "publish_tree",
@@ -151,6 +155,16 @@ def check_location(root: CacheRoot, name: str) -> None:
     Raises:
         CannotWrite: Something that is not our link is in the way, or ``materialized_models`` lies elsewhere.
     """
+    check_locations(root)
+    _current(root.location(name))
+
+
+def check_locations(root: CacheRoot) -> None:
+    """Find out whether links in ``materialized_models`` could reach our trees.
+
+    Raises:
+        CannotWrite: The folder lies elsewhere.
+    """
     if root.locations.resolve() != root.path.resolve() / root.locations.name:
         raise CannotWrite(
             f"{root.locations}: a link to {root.locations.resolve()}, so links in it could not reach {root.own}",
@@ -158,7 +172,6 @@ def check_location(root: CacheRoot, name: str) -> None:
             hint=f"give the folder that holds it as the root: --cache-root {root.locations.resolve().parent}",
             path=str(root.locations),
         )
-    _current(root.location(name))
 
 
 def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
@@ -167,7 +180,7 @@ def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
     Raises:
         CannotWrite: As :func:`check_location`, or the filesystem refused.
     """
-    location, wanted = root.location(name), _link_text(root.tree(tree).name)
+    location, wanted = root.location(name), link_text(root.tree(tree).name)
     make_folder(root.locations, root, durable=True)
     check_location(root, name)
     if _current(location) == wanted:
@@ -215,13 +228,14 @@ def is_our_link(location: Path) -> bool:
     return text is not None and _tree_of(text) is not None
 
 
-def _link_text(tree: str) -> str:
+def link_text(tree: str) -> str:
+    """What our link to a tree says."""
     return f"../.overlay/trees/{tree}"
 
 
 def _tree_of(text: str) -> str | None:
     tree = text.removeprefix("../.overlay/trees/")
-    return tree if text == _link_text(tree) and tree and "/" not in tree and not tree.startswith(".") else None
+    return tree if text == link_text(tree) and tree and "/" not in tree and not tree.startswith(".") else None
 
 
 def _current(location: Path) -> str | None:
@@ -244,7 +258,9 @@ def _current(location: Path) -> str | None:
     raise CannotWrite(
         f"{location}: {found} is in the way, expected nothing or a link of this program",
         code="location-taken",
-        hint=f"move it away (a server may have built it): mv {location} {location}.old",
+        hint=f"overlay adopt {shlex.quote(str(location))}"
+        if (location / MARKER_NAME).is_file()
+        else f"move it away: mv {location} {location}.old",
         path=str(location),
     )
 

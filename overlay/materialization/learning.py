@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import Input
     from overlay.planning.plan import Plan
 
-__all__ = ["settled_survey"]
+__all__ = ["learn", "settled_survey"]
 
 
 def settled_survey(
@@ -57,7 +57,7 @@ def settled_survey(
         first = replace(work, missing=missing, room=room_for(missing, repos, cache)) if work.is_most else work
         _require_room(first, repos, cache)
         spent = learning_counters(work.unlearned, repos) + downloading_counters(missing, repos)
-        _learn(work.unlearned, missing, repos, memo, tensors, phase)
+        learn(work.unlearned, missing, repos, memo, tensors, phase)
         work = survey(plan, repos, cache, options.link, tensors)
         work = replace(work, counters=work.counters + spent)
     _require_room(work, repos, cache)
@@ -69,7 +69,7 @@ def _require_room(work: Work, repos: Mapping[str, Repo], cache: Cache) -> None:
     require_room_for_downloads(work, repos, cache)
 
 
-def _learn(
+def learn(
     adapters: tuple[Input, ...],
     missing: tuple[Input, ...],
     repos: Mapping[str, Repo],
@@ -77,7 +77,11 @@ def _learn(
     tensors: TensorDigests,
     phase: Phase,
 ) -> None:
-    """Fetch adapters and take their tensors' digests."""
+    """Fetch adapters and take their tensors' digests.
+
+    Raises:
+        BrokenInput: As :func:`settled_survey`.
+    """
     inputs = fetch_files(adapters, missing, repos, phase)
     workers = min(len(adapters), len(os.sched_getaffinity(0)))
     with phase("hash", sum(source.size for source in adapters)) as update, ThreadPoolExecutor(workers) as pool:
