@@ -96,7 +96,7 @@ def cost(before: Plan, plan: Plan, payload: Callable[[Input], int]) -> Cost:
     new = {source.digest: source for output in made for source in inputs_of(output) if source.digest not in had}
     unread = {f.input.digest: f.input for o in built for f in factors_of(o) if f.input.digest not in adapters}
     layouts = [canonical_layout([(t.name, t.dtype, t.shape) for t in o.tensors], o.metadata) for o in built]
-    read = sum(piece.bytes_read for output in built for tensor in output.tensors for piece in tensor.pieces)
+    read = sum(tensor.bytes_read for output in built for tensor in output.tensors)
     generated = sum(len(output.data) for output in plan.outputs if isinstance(output, GeneratedFile))
     return Cost(
         rebuilt=tuple(output.path for output in built),

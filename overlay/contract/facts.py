@@ -176,8 +176,8 @@ def _keep_scalars(repo: Repo, path: str, contents: Contents) -> None:
 
 
 def _locked_adapter(use: AdapterUse, plan: Plan) -> LockedAdapter:
-    pairs = [
-        (tensor.name, term.rank, term.scale)
+    terms = {  # rows of one weight may be in many pieces
+        (tensor.name, term.a): (tensor.name, term.rank, term.scale)
         for output in plan.outputs
         if isinstance(output, SafetensorsFile)
         for tensor in output.tensors
@@ -185,7 +185,8 @@ def _locked_adapter(use: AdapterUse, plan: Plan) -> LockedAdapter:
         if isinstance(piece, Fused)
         for term in piece.terms
         if term.a.input == use.weights
-    ]
+    }
+    pairs = list(terms.values())
     return LockedAdapter(
         name=use.name,
         kind=use.kind,

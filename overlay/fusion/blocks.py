@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from overlay.fusion.output import PartialFile
+    from overlay.fusion.output import Output
 
-__all__ = ["MadeBlock", "Source"]
+__all__ = ["Hash", "MadeBlock", "Pourable", "Source"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,26 @@ class MadeBlock:
     source_digest: bytes | None
 
 
+class Hash(Protocol):
+    """A running digest."""
+
+    def update(self, data: memoryview, /) -> None:
+        """Take more bytes in."""
+
+
 class Source(Protocol):
     """What makes the bytes of an output tensor."""
 
-    def write(self, output: PartialFile, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
+    def write(self, output: Output, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
         """Makes ``nbytes`` of the tensor from its byte ``start`` and writes them to ``place``, through ``buffer``."""
+
+
+class Pourable(Protocol):
+    """What makes a part of an output tensor's bytes, ``nbytes`` of them."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many."""
+
+    def pour(self, output: Output, place: int, start: int, nbytes: int, buffer: memoryview, after: Hash, /) -> None:
+        """As :meth:`Source.write`, with the digest of what is written taken by ``after``."""

@@ -11,7 +11,7 @@ from overlay.fingerprint import blocks_of, bytes_digest, digest_of_blocks, safet
 from overlay.formats.layout import canonical_layout
 from overlay.fusion.inputs import OpenInputs
 from overlay.fusion.output import PartialFile
-from overlay.fusion.pieces import CopiedTensor
+from overlay.fusion.pieces import CopiedTensor, JoinedTensor
 from overlay.planning.outputs import Fused
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from overlay.formats.layout import Layout, TensorInfo
     from overlay.fusion.blocks import MadeBlock, Source
+    from overlay.fusion.fused import FusedTensor
+    from overlay.fusion.output import OpenOutput
     from overlay.fusion.workers import Workers
     from overlay.planning.outputs import Input, OutputTensor, SafetensorsFile
 
@@ -52,7 +54,7 @@ class BuiltFile:
         digest: ``safetensors_xxh3_128:<hex>`` of the file.
         tensors: In file order.
         bytes_read: Tensor payload read: each input range once.
-        bytes_written: Tensor payload written.
+        bytes_written: Tensor payload written, or compared.
         kernels: Values of all D made, by kernel.
     """
 
@@ -84,19 +86,22 @@ def build_safetensors(
     rule: str,
     is_last_reader: Callable[[Input], bool] = lambda _source: False,
     progress: Callable[[int], None] | None = None,
+    into: OpenOutput = PartialFile,
 ) -> BuiltFile:
     """Writes ``out`` and syncs it; the caller moves it to its place. The bytes depend on ``spec`` and ``rule`` alone.
 
     Args:
         spec: The file; tensors in any order.
-        out: Must not exist; removed again if anything fails.
+        out: Must not exist; removed again if anything fails. With ``ComparedFile``: the file to compare.
         open_input: Where on this host an input's bytes lie.
         workers: Make the blocks; several files may be built by them at once.
         rule: One of ``overlay.planning.rules.RULES``.
         is_last_reader: Whether an input's bytes, once used, may leave the page cache.
         progress: Called in this thread with the bytes of each finished block, at last with those of the header.
+        into: What takes the bytes: ``PartialFile`` writes, ``ComparedFile`` compares.
 
     Raises:
+        CheckFailed: With ``ComparedFile``: what is there is something else.
         BrokenInput: An input changed or cannot be read, or a value that is not finite (``fused``).
         NotHere: An input is gone.
         CannotWrite: No room, no permission, a filesystem that lacks an operation.
@@ -112,7 +117,7 @@ def build_safetensors(
 
     with ExitStack() as stack:
         inputs = stack.enter_context(OpenInputs(open_input, is_last_reader))
-        output = stack.enter_context(PartialFile(out, layout.file_size))
+        output = stack.enter_context(into(out, layout.file_size))
         output.write_at(0, layout.header)
         blocks_made: dict[str, list[MadeBlock]] = {info.name: [] for info in layout.tensors}
         blocks = (
@@ -135,7 +140,7 @@ def build_safetensors(
         size=layout.file_size,
         digest=safetensors_digest(header, [tensor.digest for tensor in tensors]),
         tensors=tensors,
-        bytes_read=sum(piece.bytes_read for tensor in spec.tensors for piece in tensor.pieces),
+        bytes_read=sum(tensor.bytes_read for tensor in spec.tensors),
         bytes_written=layout.file_size - len(layout.header),
         kernels=dict(sorted(kernels.items())),
     )
@@ -150,18 +155,32 @@ def _digests(blocks: Sequence[MadeBlock]) -> tuple[str, str | None]:
 
 def _source_of(tensor: OutputTensor, nbytes: int, rule: str, workers: Workers, inputs: OpenInputs) -> Source:
     """What makes the bytes of an output tensor."""
-    pieces = [piece for piece in tensor.pieces if not isinstance(piece, Fused)]
-    if len(pieces) == len(tensor.pieces):
-        copied = CopiedTensor(pieces, inputs)
-        if copied.nbytes != nbytes:
-            raise ValueError(f"{tensor.name}: pieces of {copied.nbytes} bytes, {nbytes} wanted")
-        return copied
-    [piece] = tensor.pieces
-    if workers.engine is None or not isinstance(piece, Fused):
-        raise ValueError(f"{tensor.name}: a fused weight stands alone and needs an engine")
-    from overlay.fusion.fused import FusedTensor  # needs torch; copying does not
+    source = _joined(tensor, rule, workers, inputs)
+    if source.nbytes != nbytes:
+        raise ValueError(f"{tensor.name}: pieces of {source.nbytes} bytes, {nbytes} wanted")
+    return source
 
-    return FusedTensor(tensor.name, piece, rule, workers.engine, inputs)
+
+def _joined(
+    tensor: OutputTensor, rule: str, workers: Workers, inputs: OpenInputs
+) -> CopiedTensor | FusedTensor | JoinedTensor:
+    copied = [piece for piece in tensor.pieces if not isinstance(piece, Fused)]
+    if len(copied) == len(tensor.pieces):
+        return CopiedTensor(copied, inputs)
+    if workers.engine is None:
+        raise ValueError(f"{tensor.name}: a fused weight needs an engine")
+    from overlay.fusion.factor_reader import FactorReader  # these need torch; copying does not
+    from overlay.fusion.fused import FusedTensor
+
+    engine, factors = workers.engine, FactorReader(workers.engine, inputs)
+    parts = [
+        FusedTensor(tensor.name, piece, rule, engine, inputs, factors)
+        if isinstance(piece, Fused)
+        else CopiedTensor([piece], inputs)
+        for piece in tensor.pieces
+    ]
+    # One weight alone is known by the digest of what it was before, too.
+    return parts[0] if len(parts) == 1 else JoinedTensor(parts)
 
 
 def _blocks(info: TensorInfo, layout: Layout, source: Source) -> Iterator[_Block]:

@@ -1,8 +1,7 @@
-"""One fused weight, made in any pieces: which rows and columns a stretch of its bytes covers, what goes into them."""
+"""Rows of a fused weight, made in any pieces: which of them a stretch of its bytes covers, what goes into them."""
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,21 +10,20 @@ import xxhash
 from overlay.errors import BrokenInput
 from overlay.fusion.blocks import MadeBlock
 from overlay.fusion.inputs import place_of
-from overlay.fusion.quiet_torch import torch
-from overlay.fusion.rule import STORED, WORKING, Factors, all_finite
+from overlay.fusion.rule import STORED, Factors
 from overlay.planning.rules import check_rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from overlay.fusion.blocks import Hash
     from overlay.fusion.engine import Engine
+    from overlay.fusion.factor_reader import FactorReader
     from overlay.fusion.inputs import OpenInputs
-    from overlay.fusion.output import PartialFile
-    from overlay.planning.outputs import Fused, Range, Term
+    from overlay.fusion.output import Output
+    from overlay.planning.outputs import Fused
 
 __all__ = ["FusedTensor", "Rectangle", "rectangles"]
-
-_COUNT_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +58,40 @@ def rectangles(first: int, count: int, cols: int, chunk: int, rank: int = 1) -> 
 
 
 class FusedTensor:
-    """A weight with pairs folded in. Threads may write different stretches at once.
+    """Rows of a weight with pairs folded in. Threads may write different stretches at once.
 
-    A is read once and kept widened, [rank, cols]; W and B are read as they are needed.
+    W and B are read as they are needed.
 
     Args:
         name: For messages.
         piece: What to fold into what.
         rule: One of ``overlay.planning.rules.RULES``.
+        factors: Reads the pairs; shared by the pieces of one tensor, which mostly have their A in common.
 
     Raises:
         InvalidUsage: An unknown rule.
     """
 
-    def __init__(self, name: str, piece: Fused, rule: str, engine: Engine, inputs: OpenInputs) -> None:
+    def __init__(
+        self, name: str, piece: Fused, rule: str, engine: Engine, inputs: OpenInputs, factors: FactorReader
+    ) -> None:
         check_rule(rule)
         self._name = name
         self._piece = piece
         self._rule = rule
         self._engine = engine
         self._inputs = inputs
+        self._factors = factors
         self._itemsize = STORED[piece.dtype].itemsize
         self._max_rank = max(term.rank for term in piece.terms)
-        self._lock = threading.Lock()
-        self._a: list[torch.Tensor] | None = None
 
-    def write(self, output: PartialFile, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
-        """Makes ``nbytes`` of the tensor from its byte ``start`` (whole elements both), at ``place`` in ``output``.
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return self._piece.nbytes
 
-        Each chunk is read, hashed, folded, hashed and written while it is in a core's cache.
+    def write(self, output: Output, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
+        """Makes ``nbytes`` of the rows from their byte ``start`` (whole elements both), at ``place`` in ``output``.
 
         Args:
             buffer: Takes one chunk.
@@ -96,18 +99,37 @@ class FusedTensor:
         Raises:
             BrokenInput: NaN or infinity in a pair, or made from finite values; or an input changed meanwhile.
         """
-        piece, size = self._piece, self._itemsize
-        source, offset = piece.weight.input, piece.weight.offset + start
         before, after = xxhash.xxh3_128(), xxhash.xxh3_128()
-        all_a = self._read_a()
+        self.pour(output, place, start, nbytes, buffer, after, before)
+        return MadeBlock(after.digest(), before.digest())
+
+    def pour(
+        self,
+        output: Output,
+        place: int,
+        start: int,
+        nbytes: int,
+        buffer: memoryview,
+        after: Hash,
+        before: Hash | None = None,
+    ) -> None:
+        """As :meth:`write`, with the digests of what is written and of what is read taken by hashes of the caller.
+
+        Each chunk is read, hashed, folded, hashed and written while it is in a core's cache.
+        """
+        piece, size = self._piece, self._itemsize
+        start += piece.first_row * piece.cols * size
+        source, offset = piece.weight.input, piece.weight.offset + start
+        all_a = [self._factors.a(term, piece.cols) for term in piece.terms]
         chunk = min(self._engine.chunk_elements, len(buffer) // size)
         done = 0
         for part in rectangles(start // size, nbytes // size, piece.cols, chunk, self._max_rank):
             weight = buffer[: part.rows * part.cols * size]
             self._inputs.read_into(source, offset + done, weight)
-            before.update(weight)
+            if before is not None:
+                before.update(weight)
             factors = [
-                Factors(self._read_b(term, part), a[:, part.col : part.col + part.cols], term.scale)
+                Factors(self._factors.b(term, part.row, part.rows), a[:, part.col : part.col + part.cols], term.scale)
                 for term, a in zip(piece.terms, all_a, strict=True)
             ]
             if not self._engine.fold(weight, piece.dtype, part.cols, factors, self._rule):
@@ -116,47 +138,6 @@ class FusedTensor:
             output.write_at(place + done, weight)
             done += len(weight)
         self._inputs.use_up(source, offset, nbytes)
-        return MadeBlock(after.digest(), before.digest())
-
-    def _read_a(self) -> list[torch.Tensor]:
-        with self._lock:
-            if self._a is None:
-                self._a = [
-                    self._read(term, term.a, term.a_name, 0, (term.rank, self._piece.cols))
-                    for term in self._piece.terms
-                ]
-            return self._a
-
-    def _read_b(self, term: Term, part: Rectangle) -> torch.Tensor:
-        row_bytes = term.rank * STORED[term.dtype].itemsize
-        return self._read(term, term.b, term.b_name, part.row * row_bytes, (part.rows, term.rank))
-
-    def _read(self, term: Term, source: Range, name: str, start: int, shape: tuple[int, int]) -> torch.Tensor:
-        stored = STORED[term.dtype]
-        data = bytearray(shape[0] * shape[1] * stored.itemsize)
-        self._inputs.read_into(source.input, source.offset + start, memoryview(data))
-        widened = torch.frombuffer(data, dtype=stored).view(shape).to(WORKING[term.dtype])
-        if not all_finite(widened, torch.finfo(stored).max):
-            raise self._not_finite(term, source, name)
-        return self._engine.place(widened)
-
-    def _not_finite(self, term: Term, source: Range, name: str) -> BrokenInput:
-        stored = STORED[term.dtype]
-        count = 0
-        for start in range(0, source.nbytes, _COUNT_BYTES):
-            data = bytearray(min(_COUNT_BYTES, source.nbytes - start))
-            self._inputs.read_into(source.input, source.offset + start, memoryview(data))
-            count += int((~torch.isfinite(torch.frombuffer(data, dtype=stored))).sum())
-        total = source.nbytes // stored.itemsize
-        return BrokenInput(
-            f"{place_of(source.input)}: {name} of adapter {term.adapter}: {count} of {total} values not finite",
-            code="adapter-not-finite",
-            hint="fetch the adapter again; if it was trained so, it cannot be fused: values are never replaced",
-            where=place_of(source.input),
-            adapter=term.adapter,
-            tensor=name,
-            count=count,
-        )
 
     def _overflow(self) -> BrokenInput:
         adapters = sorted({term.adapter for term in self._piece.terms})

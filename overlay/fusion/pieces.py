@@ -1,4 +1,4 @@
-"""A tensor made of byte ranges, literal bytes and zeros: copied, never computed."""
+"""Tensors made of pieces: byte ranges, literal bytes and zeros, which are copied; and these beside fused rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from overlay.planning.outputs import Literal, Range
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from overlay.fusion.blocks import Hash, Pourable
     from overlay.fusion.inputs import OpenInputs
-    from overlay.fusion.output import PartialFile
+    from overlay.fusion.output import Output
     from overlay.planning.outputs import Zeros
 
-__all__ = ["CopiedTensor"]
+__all__ = ["CopiedTensor", "JoinedTensor"]
 
 
 class CopiedTensor:
@@ -38,10 +39,17 @@ class CopiedTensor:
         """Bytes of all pieces."""
         return self._bounds[-1]
 
-    def write(self, output: PartialFile, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
+    def write(self, output: Output, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
         """Writes ``nbytes`` of the tensor from its byte ``start`` to ``place`` in ``output``, through ``buffer``."""
         digest = xxhash.xxh3_128()
-        for piece, skip, count in self._cut(start, nbytes):
+        self.pour(output, place, start, nbytes, buffer, digest)
+        is_one_range = len(self._pieces) == 1 and isinstance(self._pieces[0], Range)
+        return MadeBlock(digest.digest(), digest.digest() if is_one_range else None)
+
+    def pour(self, output: Output, place: int, start: int, nbytes: int, buffer: memoryview, after: Hash) -> None:
+        """As :meth:`write`, with the digest taken by a hash of the caller."""
+        for index, skip, count in _cut(self._bounds, start, nbytes):
+            piece = self._pieces[index]
             copied = isinstance(piece, Range) and self._copy(piece, skip, count, output, place)
             for at in range(0, count, len(buffer)):
                 part = buffer[: min(len(buffer), count - at)]
@@ -50,25 +58,12 @@ class CopiedTensor:
                 else:
                     self._fill(part, piece, skip + at)
                     output.write_at(place + at, part)
-                digest.update(part)
+                after.update(part)
             if isinstance(piece, Range):
                 self._inputs.use_up(piece.input, piece.offset + skip, count)
             place += count
-        is_one_range = len(self._pieces) == 1 and isinstance(self._pieces[0], Range)
-        return MadeBlock(digest.digest(), digest.digest() if is_one_range else None)
 
-    def _cut(self, start: int, nbytes: int) -> Iterator[tuple[Range | Literal | Zeros, int, int]]:
-        """Pieces that the stretch touches, each with the bytes to skip in it and those to take."""
-        end = start + nbytes
-        index = bisect_right(self._bounds, start) - 1
-        while start < end:
-            count = min(end, self._bounds[index + 1]) - start
-            if count:
-                yield self._pieces[index], start - self._bounds[index], count
-            start += count
-            index += 1
-
-    def _copy(self, piece: Range, skip: int, count: int, output: PartialFile, place: int) -> bool:
+    def _copy(self, piece: Range, skip: int, count: int, output: Output, place: int) -> bool:
         return output.copy_from(self._inputs.descriptor(piece.input), piece.offset + skip, count, place)
 
     def _fill(self, part: memoryview, piece: Range | Literal | Zeros, skip: int) -> None:
@@ -78,3 +73,36 @@ class CopiedTensor:
             part[:] = piece.data[skip : skip + len(part)]
         else:
             part[:] = bytes(len(part))
+
+
+class JoinedTensor:
+    """A tensor's bytes from parts that are copied or fused, one after the other. Threads may write as in a part."""
+
+    def __init__(self, parts: Sequence[Pourable]) -> None:
+        self._parts = parts
+        self._bounds = [0, *accumulate(part.nbytes for part in parts)]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return self._bounds[-1]
+
+    def write(self, output: Output, place: int, start: int, nbytes: int, buffer: memoryview) -> MadeBlock:
+        """Makes ``nbytes`` of the tensor from its byte ``start`` at ``place`` in ``output``, through ``buffer``."""
+        digest = xxhash.xxh3_128()
+        for index, skip, count in _cut(self._bounds, start, nbytes):
+            self._parts[index].pour(output, place, skip, count, buffer, digest)
+            place += count
+        return MadeBlock(digest.digest(), None)
+
+
+def _cut(bounds: Sequence[int], start: int, nbytes: int) -> Iterator[tuple[int, int, int]]:
+    """Indexes of the parts that a stretch touches, each with the bytes to skip in it and those to take."""
+    end = start + nbytes
+    index = bisect_right(bounds, start) - 1
+    while start < end:
+        count = min(end, bounds[index + 1]) - start
+        if count:
+            yield index, start - bounds[index], count
+        start += count
+        index += 1

@@ -97,7 +97,7 @@ class Step:
     def bytes_read(self) -> int:
         """Tensor payload that it reads."""
         if isinstance(self.output, SafetensorsFile) and self.how == "build":
-            return sum(piece.bytes_read for tensor in self.output.tensors for piece in tensor.pieces)
+            return sum(tensor.bytes_read for tensor in self.output.tensors)
         return self.payload if self.how == "copy" else 0
 
 

@@ -80,7 +80,8 @@ def _document(output: SafetensorsFile, rule: str, label: str, pair: _Describe) -
                 return {"zeros": piece.nbytes}
             case Fused():
                 terms = [[*pair(t, place), t.dtype, t.rank, float(t.scale).hex()] for t in piece.terms]
-                return {"fuse": _span(piece.weight, place), label: terms}
+                cut = {} if piece.num_rows == piece.rows else {"rows": [piece.first_row, piece.num_rows, piece.rows]}
+                return {"fuse": _span(piece.weight, place), label: terms, **cut}
 
     def tensor(item: OutputTensor) -> list[Any]:
         return [item.name, item.dtype, list(item.shape), [describe(piece) for piece in item.pieces]]

@@ -150,4 +150,4 @@ def _fused_tensor(header: Header, book: InputBook, path: str, name: str, terms: 
     info = header.tensors[name]
     rows, cols = info.shape
     weight = Range(book(path), header.offset(name), info.nbytes)
-    return OutputTensor(name, info.dtype, info.shape, (Fused(weight, info.dtype, rows, cols, terms),))
+    return OutputTensor(name, info.dtype, info.shape, (Fused.whole(weight, info.dtype, rows, cols, terms),))

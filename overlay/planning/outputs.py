@@ -1,8 +1,8 @@
 """What a plan is made of: output files, and where each of their bytes comes from.
 
 A safetensors output is an ordered list of tensors, and a tensor is an ordered list of pieces: byte ranges of input
-files, literal bytes, zeros, or one fused weight. Renaming, re-laying and splitting tensors are then all the same thing,
-copying ranges, and fusing is the only piece that needs arithmetic.
+files, literal bytes, zeros, or rows of a fused weight. Renaming, re-laying and splitting tensors are then all the same
+thing, copying ranges, and fusing is the only piece that needs arithmetic.
 """
 
 from __future__ import annotations
@@ -108,11 +108,14 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A whole weight [rows, cols] plus the LoRA terms folded into it, in order.
+    """Rows of a weight [rows, cols] with LoRA terms folded into it, in order.
+
+    The rule is one for each element, so rows that are cut out of a fused weight are the same wherever they go.
 
     Attributes:
-        weight: Bytes of W as stored, row-major.
+        weight: Bytes of the whole W as stored, row-major.
         dtype: Stored dtype of W: BF16, F16 or F32.
+        first_row: First of the rows that are taken, ``num_rows`` from there.
     """
 
     weight: Range
@@ -120,16 +123,23 @@ class Fused:
     rows: int
     cols: int
     terms: tuple[Term, ...]
+    first_row: int
+    num_rows: int
+
+    @classmethod
+    def whole(cls, weight: Range, dtype: str, rows: int, cols: int, terms: tuple[Term, ...]) -> Fused:
+        """Every row of a weight."""
+        return cls(weight, dtype, rows, cols, terms, 0, rows)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the result, those of the weight."""
-        return self.weight.nbytes
+        """Bytes of the result, those of the rows that are taken."""
+        return self.weight.nbytes // self.rows * self.num_rows
 
     @property
     def bytes_read(self) -> int:
-        """Bytes of inputs that making the piece reads: the weight and every factor."""
-        return self.weight.nbytes + sum(term.a.nbytes + term.b.nbytes for term in self.terms)
+        """Bytes of inputs that making the piece reads: these rows of the weight and of every B, but no A."""
+        return self.nbytes + sum(term.b.nbytes // self.rows * self.num_rows for term in self.terms)
 
 
 Piece = Range | Literal | Zeros | Fused
@@ -137,12 +147,18 @@ Piece = Range | Literal | Zeros | Fused
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """One tensor of a safetensors output; the pieces' sizes add up to its own. A ``Fused`` piece stands alone."""
+    """One tensor of a safetensors output; the pieces' sizes add up to its own."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of inputs that making it reads; an A is read once, into however many pieces it goes."""
+        all_a = {term.a for piece in self.pieces if isinstance(piece, Fused) for term in piece.terms}
+        return sum(piece.bytes_read for piece in self.pieces) + sum(a.nbytes for a in all_a)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ def test_a_fused_weight_needs_an_engine(tmp_path: Path) -> None:
     store = Store(tmp_path)
     w, a, b = store.put("in", bytes(2), bytes(2), bytes(2))
     term = Term("x", "A", "B", a, b, "BF16", 1, 1.0)
-    fused = OutputTensor("w", "BF16", (1, 1), (Fused(w, "BF16", 1, 1, (term,)),))
+    fused = OutputTensor("w", "BF16", (1, 1), (Fused.whole(w, "BF16", 1, 1, (term,)),))
     with pytest.raises(ValueError, match="needs an engine"):
         store.build([fused], tmp_path / "out", None)
     assert not (tmp_path / "out").exists()

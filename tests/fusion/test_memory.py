@@ -29,7 +29,8 @@ terms = tuple(
     for i in range(2)
 )
 weight = held("w", rows * cols * 2)
-spec = SafetensorsFile("x", {}, (OutputTensor("w", "BF16", (rows, cols), (Fused(weight, "BF16", rows, cols, terms),)),))
+piece = Fused.whole(weight, "BF16", rows, cols, terms)
+spec = SafetensorsFile("x", {}, (OutputTensor("w", "BF16", (rows, cols), (piece,)),))
 with Workers(Engine.start("cpu"), 8, 2**30) as workers:
     build_safetensors(
         spec, folder / "out", open_input=lambda source: folder / source.path, workers=workers, rule="fp32-once"

@@ -486,7 +486,7 @@ def test_a_small_adapter_that_the_hub_names_by_a_git_blob_has_one_key(tmp_path: 
     adapter = Input("org/repo", "0" * 40, "a.safetensors", 1000, f"sha1-git:{'a' * 40}")
     base = replace(adapter, path="b.safetensors", digest=f"sha256:{'b' * 64}")
     term = Term("a", "A", "B", Range(adapter, 100, 16), Range(adapter, 116, 24), "BF16", 2, 0.5)
-    tensor = OutputTensor("w", "BF16", (6, 4), (Fused(Range(base, 8, 48), "BF16", 6, 4, (term,)),))
+    tensor = OutputTensor("w", "BF16", (6, 4), (Fused.whole(Range(base, 8, 48), "BF16", 6, 4, (term,)),))
     root = CacheRoot(tmp_path / "root")
     lookup = Lookup(Cache(root), "fp32-once", TensorDigests(root))
     found = lookup.written(SafetensorsFile("x", {}, (tensor,)), canonical_layout([("w", "BF16", (6, 4))], {}))

@@ -45,7 +45,7 @@ def source(letter: str, **changes: Any) -> Input:
 
 BASE, ADAPTER = source("b"), source("a")
 TERM = Term("default", "x.A", "x.B", Range(ADAPTER, 100, 16), Range(ADAPTER, 116, 24), "BF16", 2, 0.5)
-FUSED = Fused(Range(BASE, 8, 48), "BF16", 6, 4, (TERM,))
+FUSED = Fused.whole(Range(BASE, 8, 48), "BF16", 6, 4, (TERM,))
 TENSORS = (
     OutputTensor("x.weight", "BF16", (6, 4), (FUSED,)),
     OutputTensor("y", "F32", (3,), (Range(BASE, 56, 4), Zeros(4), Literal(b"1234"))),
@@ -60,6 +60,12 @@ def with_term(**changes: Any) -> SafetensorsFile:
 
 def with_pieces(*pieces: Any) -> SafetensorsFile:
     return replace(FILE, tensors=(TENSORS[0], replace(TENSORS[1], pieces=pieces)))
+
+
+def with_rows(*spans: tuple[int, int]) -> SafetensorsFile:
+    """The fused weight cut into rows."""
+    pieces = tuple(replace(FUSED, first_row=first, num_rows=count) for first, count in spans)
+    return replace(FILE, tensors=(replace(TENSORS[0], pieces=pieces), TENSORS[1]))
 
 
 def with_input(**changes: Any) -> SafetensorsFile:
@@ -107,6 +113,9 @@ OTHER_BYTES = [
     with_pieces(Zeros(4), Range(BASE, 56, 4), Literal(b"1234")),
     with_pieces(Range(BASE, 56, 4), Zeros(4), Literal(b"1235")),
     with_pieces(Range(BASE, 56, 4), Literal(bytes(4)), Literal(b"1234")),
+    with_rows((0, 3), (3, 3)),
+    with_rows((3, 3), (0, 3)),
+    with_rows((0, 2), (2, 4)),
 ]
 """Files that differ from FILE in what their bytes depend on, wherever the factors lie."""
 
@@ -124,6 +133,19 @@ OTHER_BYTES = [
 def test_whatever_changes_bytes_changes_the_key(other: SafetensorsFile) -> None:
     """Content, ranges, layout, scales to the last bit, ranks, dtypes, order of terms, metadata."""
     assert action_of(other, "fp32-once") != action_of(FILE, "fp32-once")
+
+
+@pytest.mark.no_torch
+def test_every_cut_of_a_fused_weight_has_a_key_of_its_own() -> None:
+    """Where rows begin, how many they are, and how many the whole has."""
+    whole_of_three = replace(FUSED, rows=3, num_rows=3, weight=Range(BASE, 8, 24))
+    three_of_six = replace(FUSED, num_rows=3)
+    others = [with_rows(*spans) for spans in (((0, 3), (3, 3)), ((3, 3), (0, 3)), ((0, 2), (2, 4)), ((0, 6),))]
+    others += [
+        replace(FILE, tensors=(replace(TENSORS[0], pieces=(piece,)),)) for piece in (whole_of_three, three_of_six)
+    ]
+    assert len({action_of(other, "fp32-once") for other in others}) == len(others)
+    assert action_of(with_rows((0, 6)), "fp32-once") == action_of(FILE, "fp32-once")
 
 
 @pytest.mark.no_torch

@@ -70,7 +70,7 @@ class Store:
             name = f"adapter{index}"
             key = f"{weight.name}.lora"
             terms.append(Term(name, f"{key}_A.weight", f"{key}_B.weight", a, b, pair.dtype, pair.rank, pair.scale))
-        piece = Fused(stored, weight.dtype, weight.rows, weight.cols, tuple(terms))
+        piece = Fused.whole(stored, weight.dtype, weight.rows, weight.cols, tuple(terms))
         return OutputTensor(weight.name, weight.dtype, (weight.rows, weight.cols), (piece,))
 
     def build(
