@@ -29,7 +29,7 @@ HELPERS = {
     "Problem": "InvalidRegistry",
     "report": "InvalidRegistry",
     "_refuse": "InvalidRegistry",
-    "_wrong": "InvalidRegistry",
+    "wrong": "InvalidRegistry",
 }
 # Codes in tables and variables, by package.
 OF_PACKAGE = {"formats": "BrokenInput", "registry": "InvalidRegistry"}

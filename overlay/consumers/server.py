@@ -6,13 +6,12 @@ import re
 from dataclasses import dataclass
 
 from overlay.errors import InvalidUsage
+from overlay.registry.entries import SERVERS
 
 __all__ = ["SERVERS", "Server", "Version", "parse_server", "version_text"]
 
 Version = tuple[int, int, int]
 """Major, minor, patch; post releases of a version behave as it does."""
-
-SERVERS = ("sglang", "vllm-omni")
 
 _NAMED = re.compile(r"(?P<name>[a-z0-9-]+)(?:==(?P<version>\d+\.\d+\.\d+)(?:\.post\d+)?)?")
 

@@ -14,7 +14,9 @@ __all__ = [
     "COMMIT",
     "CONSUMERS",
     "LOCAL",
+    "SERVERS",
     "Entry",
+    "Launch",
     "Need",
     "Pin",
     "Place",
@@ -39,6 +41,9 @@ RepoRole = Literal["source", "overlay", "need"]
 
 CONSUMERS = ("overlay", "sglang")
 """Who builds a model from its pins: this program, and a server that resolves the overlay by itself."""
+
+SERVERS = ("sglang", "vllm-omni")
+"""Who a model can be built and started for."""
 
 _REPO_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MAX_REPO_ID = 96
@@ -123,6 +128,26 @@ class Recipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Launch:
+    """How one server is started for a model. It changes no byte of the output, and enters no key, lock or record.
+
+    Attributes:
+        flags: Words of the command line, after the model.
+        env: Variables of the server, by name.
+        request: Fields that each request has unless it says otherwise.
+        grid_points: Points of the noise schedule, one more than the evaluations of the model; None where the model does
+            not fix them. Which number a request gives for them depends on the release.
+        place: Where the registry says so.
+    """
+
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    request: Mapping[str, str] = field(default_factory=dict)
+    grid_points: int | None = None
+    place: Place = field(default=NOWHERE, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSpec:
     """What an sglang server was told about a model, verbatim, where that is not its built-in table.
 
@@ -157,6 +182,7 @@ class Entry:
         server: What a server was told, if not its built-in table.
         consumers: Who the entry must hold for, of ``CONSUMERS``.
         fingerprint_place: Where the registry has ``overlay_fingerprint``.
+        serve: How servers are started for it, by name of the server; two entries are equal whatever it says.
     """
 
     model: str
@@ -170,6 +196,7 @@ class Entry:
     server: ServerSpec | None = None
     consumers: tuple[str, ...] = CONSUMERS
     fingerprint_place: Place = field(default=NOWHERE, compare=False, repr=False)
+    serve: Mapping[str, Launch] = field(default_factory=dict, compare=False)
 
     @property
     def roles(self) -> tuple[tuple[RepoRole, Pin], ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from overlay.registry.launch_fields import LaunchFields
 from overlay.registry.problems import did_you_mean, refuse
 from overlay.registry.schema import (
     EntryFields,
@@ -103,6 +104,8 @@ def _section(loc: Sequence[str | int]) -> type[Fields]:
             return RegistryFile
         case ["models", _]:
             return EntryFields
+        case ["models", _, "serve", _]:
+            return LaunchFields
         case names:
             return _SECTIONS[names[-1]]
 

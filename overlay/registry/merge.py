@@ -1,7 +1,8 @@
 """Laying one registry file over another, field by field, and checking that the entries that come out are complete.
 
 A pin is one field: a repo with its commit, or with the reason why it has none. So a new repo never inherits an old
-commit, and what was known of the old pin's content goes with it. Needs and recipe are replaced whole.
+commit, and what was known of the old pin's content goes with it. Needs, recipe and launch data are replaced whole;
+a new recipe drops the launch data of the old one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from overlay.registry.entries import CONSUMERS, DEFAULT_MATERIALIZER_VERSION, NOWHERE, Entry, Need, Pin, Place, Recipe
+from overlay.registry.entries import (
+    CONSUMERS,
+    DEFAULT_MATERIALIZER_VERSION,
+    NOWHERE,
+    Entry,
+    Launch,
+    Need,
+    Pin,
+    Place,
+    Recipe,
+)
 from overlay.registry.problems import did_you_mean, refuse
-from overlay.registry.recipe_words import recipe_text
+from overlay.registry.recipe_words import recipe_text, serve_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,6 +118,7 @@ class _Layer:
             or (known.materializer_version if known else DEFAULT_MATERIALIZER_VERSION),
             consumers=fields.consumers or (below.consumers if below else CONSUMERS),
             fingerprint_place=at,
+            serve=self.serve(fields, recipe),
         )
         self.check(entry)
         return entry if len(self.problems) == before else None
@@ -140,6 +152,16 @@ class _Layer:
             if pin is not None:
                 needs.append(Need(pin, fields.components))
         return needs
+
+    def serve(self, fields: EntryFields, recipe: Recipe) -> Mapping[str, Launch]:
+        if fields.serve is not None:
+            return {
+                name: Launch(**launch.model_dump(), place=self.place("serve", name))
+                for name, launch in fields.serve.items()
+            }
+        below = self.below
+        # Steps and backends are those of what the recipe makes.
+        return below.serve if below and (fields.recipe is None or below.recipe == recipe) else {}
 
     def check(self, entry: Entry) -> None:
         """Report what does not fit together."""
@@ -179,12 +201,13 @@ class _Layer:
             "needs": (_listed(below.needs), _listed(entry.needs)),
             "recipe": (_in_words(below.recipe), _in_words(entry.recipe)),
             "consumers": (", ".join(below.consumers), ", ".join(entry.consumers)),
+            "serve": (serve_text(below.serve), serve_text(entry.serve)),
         }
         if below.overlay == entry.overlay:  # else it is plain that what was known of the old overlay is gone
             pairs["fingerprint"] = (_short(below.overlay_fingerprint), _short(entry.overlay_fingerprint))
             pairs["materializer_version"] = (below.materializer_version, entry.materializer_version)
         return tuple(
-            f"{name} {new} replaces {old or 'none'} ({self.place()})"
+            f"{name} {new or 'none'} replaces {old or 'none'} ({self.place()})"
             for name, (old, new) in pairs.items()
             if old != new
         )

@@ -1,4 +1,4 @@
-"""A recipe as people read it."""
+"""A recipe, and how servers are started for it, as people read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["option_words", "recipe_text"]
+    from overlay.registry.entries import Launch
+
+__all__ = ["option_words", "recipe_text", "serve_text"]
 
 
 def option_words(options: Mapping[str, Any]) -> list[str]:
@@ -22,6 +24,18 @@ def recipe_text(name: str, options: Mapping[str, Any]) -> str:
     """A recipe in a sentence: ``lora (base org/a/unet, adapters org/b + org/c/x.safetensors)``."""
     words = option_words(options)
     return f"{name} ({', '.join(words)})" if words else name
+
+
+def serve_text(serve: Mapping[str, Launch]) -> str:
+    """Launch data in a sentence: ``sglang (--attention-backend fa, OMP_NUM_THREADS=8, 9 grid points)``."""
+    return ", ".join(f"{name} ({', '.join(_launch_words(launch)) or 'nothing'})" for name, launch in serve.items())
+
+
+def _launch_words(launch: Launch) -> list[str]:
+    words = [" ".join(launch.flags)] if launch.flags else []
+    words += [f"{name}={value}" for name, value in launch.env.items()]
+    words += [f"{name} {value}" for name, value in launch.request.items()]
+    return [*words, f"{launch.grid_points} grid points"] if launch.grid_points else words
 
 
 def _place(value: Any) -> str:

@@ -126,6 +126,7 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
         place=Place(str(folder / MANIFEST_PATH), 1, 1),
         materializer_version=manifest.materializer_version,
         server=ServerSpec(model, LOCAL, manifest.source_revision),
+        serve=known.serve if known else {},
     )
     notes = [f"a server looks at this location only when it is started with exactly --model-path {model}"]
     if known:

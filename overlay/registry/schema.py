@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, model_validator
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
 from overlay.registry.entries import COMMIT, CONSUMERS, repo_id_problem
+from overlay.registry.fields import Fields, Word, check_printable, wrong
+from overlay.registry.launch_fields import LaunchFields, ServerName  # noqa: TC001  # pydantic reads the annotations
 
 __all__ = [
     "EntryFields",
@@ -36,11 +37,6 @@ _HEX = re.compile(r"[0-9a-fA-F]{4,64}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
-def _wrong(code: str, message: str, hint: str = "") -> PydanticCustomError:
-    # The message goes in as a value: it may hold braces, which pydantic would take for a template.
-    return PydanticCustomError("registry", "{message}", {"message": message, "code": code, "hint": hint})
-
-
 def check_repo(repo: str) -> str:
     """The repo id as given, if it is one: ``org/name``.
 
@@ -48,7 +44,7 @@ def check_repo(repo: str) -> str:
         PydanticCustomError: It is none; a ValueError, as validators raise.
     """
     if problem := repo_id_problem(repo):
-        raise _wrong("invalid-repo-id", problem)
+        raise wrong("invalid-repo-id", problem)
     return repo
 
 
@@ -61,16 +57,16 @@ def check_commit(revision: str) -> str:
     if COMMIT.fullmatch(revision):
         return revision
     if COMMIT.fullmatch(revision.lower()):
-        raise _wrong(
+        raise wrong(
             "not-a-commit", f"{revision} has upper-case digits; expected lower case", f"write {revision.lower()}"
         )
     if _HEX.fullmatch(revision):
-        raise _wrong(
+        raise wrong(
             "not-a-commit",
             f"{revision} has {len(revision)} hex digits; a commit has 40",
             "copy all 40 digits: git ls-remote https://huggingface.co/{repo}",
         )
-    raise _wrong(
+    raise wrong(
         "not-a-commit",
         f"{revision!r} is no commit but a name that moves; expected 40 hex digits",
         "pin the commit it stands for: git ls-remote https://huggingface.co/{repo}; "
@@ -80,28 +76,22 @@ def check_commit(revision: str) -> str:
 
 def _check_fingerprint(fingerprint: str) -> str:
     if not _FINGERPRINT.fullmatch(fingerprint):
-        raise _wrong("not-a-fingerprint", f"{fingerprint!r} is no fingerprint; expected 64 lower-case hex digits")
+        raise wrong("not-a-fingerprint", f"{fingerprint!r} is no fingerprint; expected 64 lower-case hex digits")
     return fingerprint
 
 
 def _check_reason(reason: str) -> str:
     text = " ".join(reason.split())
     if not text or text.lower() in ("true", "yes", "on"):
-        raise _wrong("no-reason", "floating needs the reason why there is no commit", 'floating: "<reason>"')
-    return _check_printable(text)
-
-
-def _check_printable(text: str) -> str:
-    if not text.isprintable():
-        raise _wrong("not-printable", f"{text!r} has control characters")
-    return text
+        raise wrong("no-reason", "floating needs the reason why there is no commit", 'floating: "<reason>"')
+    return check_printable(text)
 
 
 def _check_path(path: str) -> str:
     try:
         return safe_path(path, "path")
     except BrokenInput as error:
-        raise _wrong(error.code, error.message.removeprefix("path: ")) from error
+        raise wrong(error.code, error.message.removeprefix("path: ")) from error
 
 
 def _check_place(path: str) -> str:
@@ -110,24 +100,16 @@ def _check_place(path: str) -> str:
 
 def _check_folder(folder: str) -> str:
     if "/" in _check_path(folder):
-        raise _wrong("unsafe-path", f"{folder!r} is a path; expected the name of a folder")
+        raise wrong("unsafe-path", f"{folder!r} is a path; expected the name of a folder")
     return folder
 
 
 RepoId = Annotated[str, AfterValidator(check_repo)]
 Commit = Annotated[str, AfterValidator(check_commit)]
 Fingerprint = Annotated[str, AfterValidator(_check_fingerprint)]
-Word = Annotated[str, AfterValidator(_check_printable)]
 Reason = Annotated[str, AfterValidator(_check_reason)]
 PlacePath = Annotated[str, AfterValidator(_check_place)]
 FolderName = Annotated[str, AfterValidator(_check_folder)]
-
-
-class Fields(BaseModel):
-    """A section of the file: no key that it does not know."""
-
-    # Built when first used: a whole file needs one validator, and one for each section costs every command 40 ms.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class PinFields(Fields):
@@ -140,7 +122,7 @@ class PinFields(Fields):
     @model_validator(mode="after")
     def _one_of_two(self) -> PinFields:
         if self.revision and self.floating:
-            raise _wrong("pinned-and-floating", "revision and floating are both given", "remove one of the two")
+            raise wrong("pinned-and-floating", "revision and floating are both given", "remove one of the two")
         return self
 
 
@@ -173,7 +155,7 @@ class VdnH3Fields(Fields):
 
 def _check_adapters(adapters: tuple[PlaceFields, ...]) -> tuple[PlaceFields, ...]:
     if not adapters:
-        raise _wrong("empty-list", "adapters is empty; expected at least one")
+        raise wrong("empty-list", "adapters is empty; expected at least one")
     return adapters
 
 
@@ -205,9 +187,7 @@ def _check_consumers(consumers: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(consumers)) < len(consumers):
         problem = problem or "a consumer is named twice"
     if problem or not consumers:
-        raise _wrong(
-            "unknown-consumer", f"{problem or 'no consumer is named'}; expected some of {', '.join(CONSUMERS)}"
-        )
+        raise wrong("unknown-consumer", f"{problem or 'no consumer is named'}; expected some of {', '.join(CONSUMERS)}")
     return consumers
 
 
@@ -219,6 +199,7 @@ class EntryFields(Fields):
     needs: tuple[NeedFields, ...] | None = None
     recipe: RecipeFields | None = None
     consumers: Annotated[tuple[str, ...], AfterValidator(_check_consumers)] | None = None
+    serve: dict[ServerName, LaunchFields] | None = None
 
 
 class RegistryFile(Fields):

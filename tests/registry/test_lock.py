@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlay.errors import InvalidRegistry
-from overlay.registry import Need, Pin, Place, Recipe
+from overlay.registry import Launch, Need, Pin, Place, Recipe
 from overlay.registry.entries import Entry
 from overlay.registry.lock import (
     MAX_BYTES,
@@ -422,6 +422,7 @@ LOCKED = LockedModel(
             "locked with the recipe vdn-h3 (stage one), it is vdn-h3 (stage two)",
         ),
         ({"consumers": ("overlay",)}, None),
+        ({"serve": {"sglang": Launch(("--x",))}}, None),
     ],
 )
 def test_says_what_the_entry_has_otherwise(changes: dict[str, Any], said: str | None) -> None:

@@ -175,7 +175,7 @@ def test_needs_and_recipe_are_replaced_whole(tmp_path: Path) -> None:
     registry = load_text(tmp_path, text)
     assert [need.pin for need in registry.entries[VDN].needs] == [Pin("acme/h3-mirror", D)]
     assert registry.entries[VDN].recipe.options == {"stage": "stage-b-step-2000"}
-    assert [note.split()[0] for note in registry.replaced[VDN]] == ["needs", "recipe"]
+    assert [note.split()[0] for note in registry.replaced[VDN]] == ["needs", "recipe", "serve"]
 
 
 def test_place_in_the_source_moves_with_it(tmp_path: Path) -> None:

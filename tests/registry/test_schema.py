@@ -181,7 +181,7 @@ CASES = {
         "unknown-key",
         "4:5",
         "zzz",
-        "known here: consumers, needs, overlay, recipe, sou",
+        "known here: consumers, needs, overlay, recipe, serve, sou",
     ),
     "option of another recipe": ("mappings", "mappings\n      stage: x", "unknown-key", "11:7", "stage", "name"),
     "h29 branch": (A, "main", "not-a-commit", "5:7", "'main' is no commit", "huggingface.co/acme/model; or"),
