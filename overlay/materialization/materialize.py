@@ -44,7 +44,16 @@ if TYPE_CHECKING:
     from overlay.planning.plan import Plan
     from overlay.registry import Registry, Resolution
 
-__all__ = ["Materialization", "materialize", "plan"]
+__all__ = [
+    "Materialization",
+    "identity_of_work",
+    "inventory_of",
+    "materialize",
+    "plan",
+    "plan_of",
+    "present_state",
+    "sha256_of_blobs",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +88,10 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     resolution = resolved(model, registry, options)
     cache = open_cache(options, create=False)
     memo = open_memo(cache, write=False)
-    is_present = _present(resolution, registry, options) is not None
+    is_present = present_state(resolution, registry, options) is not None
     in_force = None if is_present else lock_in_force(resolution)
-    inventory = _inventory(resolution, options, memo)
-    the_plan = _plan(inventory, in_force, options, memo, phase)
+    inventory = inventory_of(resolution, options, memo)
+    the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
     work = survey(the_plan, inventory.repos, cache, options.link, TensorDigests(cache.root))
@@ -93,7 +102,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     return work
 
 
-def _present(resolution: Resolution, registry: Registry, options: Options) -> State | None:
+def present_state(resolution: Resolution, registry: Registry, options: Options) -> State | None:
     """The state of a model that is here, as pins and record can tell; None where a run has to look closer.
 
     That is also where the lock in force expects another output than the record tells of.
@@ -109,7 +118,12 @@ def _present(resolution: Resolution, registry: Registry, options: Options) -> St
     return None if record and expected and expected.problems(record) else state
 
 
-def _inventory(resolution: Resolution, options: Options, memo: DigestMemo) -> Inventory:
+def inventory_of(resolution: Resolution, options: Options, memo: DigestMemo) -> Inventory:
+    """The repos of a model that this version can build.
+
+    Raises:
+        OverlayError: As :func:`materialize`.
+    """
     from overlay.hub import take_inventory
     from overlay.planning.recipes import check_buildable
 
@@ -119,8 +133,14 @@ def _inventory(resolution: Resolution, options: Options, memo: DigestMemo) -> In
     )
 
 
-def _plan(inventory: Inventory, in_force: LockInForce | None, options: Options, memo: DigestMemo, phase: Phase) -> Plan:
-    """The plan of these inputs, if the lock has them."""
+def plan_of(
+    inventory: Inventory, in_force: LockInForce | None, options: Options, memo: DigestMemo, phase: Phase
+) -> Plan:
+    """The plan of these inputs, if the lock has them.
+
+    Raises:
+        OverlayError: As :func:`materialize`.
+    """
     from overlay.planning.recipes import make_plan
 
     hash_ahead(inventory, options.rule, memo, phase)
@@ -161,14 +181,14 @@ def materialize(
     started = time.monotonic()
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
-    if state := _present(resolution, registry, options):
+    if state := present_state(resolution, registry, options):
         seconds = time.monotonic() - started
         return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
     in_force = lock_in_force(resolution)
     cache = open_cache(options, create=True)
     memo = open_memo(cache, write=True)
-    inventory = _inventory(resolution, options, memo)
-    the_plan = _plan(inventory, in_force, options, memo, phase)
+    inventory = inventory_of(resolution, options, memo)
+    the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
     lock = cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait)
@@ -180,13 +200,13 @@ def materialize(
                 remember(cache, step.output, step.found, step.found.entry)
         engine = start_engine(work.steps, options.device)
         made = job.make(work, engine, "build")
-        blobs = _sha256_of_blobs(work, made, inventory)
+        blobs = sha256_of_blobs(work, made, inventory)
         if in_force is not None:
             in_force.require_contents(blobs)
 
         def sealed(work: Work, made: Made, rebuilt: Rebuilt | None) -> Sealed:
             run = run_report(work, made, engine, time.monotonic() - started, rebuilt)
-            return seal(work, made, _identity(work, inventory, blobs), run)
+            return seal(work, made, identity_of_work(work, inventory, blobs), run)
 
         work, made, rebuilt = enforced(in_force, job, work, made, sealed)
         published = Published(None, None, "reused" if work.is_done else "built")
@@ -203,12 +223,17 @@ def materialize(
     )
 
 
-def _identity(work: Work, inventory: Inventory, blobs: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+def identity_of_work(work: Work, inventory: Inventory, blobs: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+    """What a tree of this work is named by, its outputs excepted.
+
+    Args:
+        blobs: Of :func:`sha256_of_blobs`.
+    """
     recipe = inventory.resolution.entry.recipe
     return identity_of(work.plan, pins_of(inventory), {"name": recipe.name, **recipe.options}, blobs)
 
 
-def _sha256_of_blobs(work: Work, made: Made, inventory: Inventory) -> dict[tuple[str, str], str]:
+def sha256_of_blobs(work: Work, made: Made, inventory: Inventory) -> dict[tuple[str, str], str]:
     """Of inputs that the Hub names by a git blob: so a record does not tell whether they came from it or a folder."""
     carried = {
         step.output.input: made.files[step.output.path].digest
