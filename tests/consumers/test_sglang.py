@@ -35,6 +35,7 @@ VDN_ENTRY = Entry(
         (VDN_IDENTITY, "e541eaf4b41d4e5c"),
         (replace(VDN_IDENTITY, source_revision="ec875b5bde3832ff72511b079c70ea18b277c339"), "56cb2edd7eda552c"),
         (replace(VDN_IDENTITY, overlay_revision="main"), "051ddcd8cbd1de49"),
+        (replace(VDN_IDENTITY, release=sglang.release_of((0, 5, 10))), "239d3a4cb72ad080"),
         (ORG, "15049327404ac714"),
         (replace(ORG, source_revision="b" * 40), "76865e99f79ec11d"),
         (replace(ORG, source_model_id="org/sré"), "cf85fbd89fc77dcb"),
@@ -43,6 +44,28 @@ VDN_ENTRY = Entry(
 def test_key_vectors(identity: sglang.Identity, key: str) -> None:
     """Every published key comes out of its identity."""
     assert identity.key16 == key
+
+
+VDN_LOCK = "3a4ce56e2ada233c83519eef76c2c9939a0adc3e2b1e2c697647bd09f4717b16"
+VDN_LOCK_TEXT = "overlay-materialize::OpenVDN-vdn-minimax-h3::kevin-mi-VDN-H3-overlay::" + VDN_OVERLAY
+
+
+def test_lock_vector() -> None:
+    """The published lock name, which no other field of the identity moves."""
+    assert VDN_IDENTITY.lock_name == f"{VDN_LOCK}{VDN_LOCK_TEXT}.lock"
+    other = replace(VDN_IDENTITY, overlay_fingerprint="0" * 64, materializer_version="v4", source_revision="b" * 40)
+    assert other.lock_name == VDN_IDENTITY.lock_name
+
+
+@pytest.mark.parametrize(("extra", "is_shortened"), [(0, False), (1, True)])
+def test_lock_names_that_no_filesystem_takes_are_digests_from_0_5_18_on(extra: int, *, is_shortened: bool) -> None:
+    """255 bytes fit, one more does not; earlier releases try all the same."""
+    whole = len(replace(VDN_IDENTITY, overlay_repo_id="").lock_name)
+    long = replace(VDN_IDENTITY, overlay_repo_id="o" * (255 - whole + extra))
+    assert len(long.lock_name) == (64 + len(".lock") if is_shortened else 255)
+    early = replace(long, release=sglang.release_of((0, 5, 17)))
+    assert len(early.lock_name) == 255 + extra
+    assert early.lock_name.startswith(long.lock_name.removesuffix(".lock")[:64])
 
 
 def test_empty_source_revision_is_left_out() -> None:
