@@ -24,7 +24,9 @@ __all__ = [
     "Registry",
     "RepoRole",
     "Resolution",
+    "ScriptLimits",
     "ServerSpec",
+    "Wheel",
     "repo_id_problem",
 ]
 
@@ -109,22 +111,81 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Wheel:
+    """A wheel of plain Python that an overlay's script imports from.
+
+    Attributes:
+        name: File name.
+        sha256: Of the file, 64 hex digits.
+        url: Where it can be had; None for the package index.
+    """
+
+    name: str
+    sha256: str
+    url: str | None = None
+
+    def __str__(self) -> str:
+        """Name and digest, as recipes and records have it."""
+        return f"{self.name}@sha256:{self.sha256}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptLimits:
+    """What an overlay's script may take; None where the entry does not say.
+
+    Attributes:
+        seconds: Of wall-clock time.
+        memory: Bytes.
+        processes: Processes and threads at a time.
+        disk: Bytes that it may write.
+    """
+
+    seconds: int | None = None
+    memory: int | None = None
+    processes: int | None = None
+    disk: int | None = None
+
+
+NO_LIMITS = ScriptLimits()
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """How the output is made.
 
     Attributes:
-        name: ``vdn-h3``, ``lora``, ``mappings`` or ``python``.
+        name: ``vdn-h3``, ``lora``, ``compose``, ``mappings`` or ``python``.
         options: JSON-representable, complete (defaults filled in).
             ``vdn-h3``: ``stage`` (str).
             ``lora``: ``base`` and ``adapters`` (a list, in fusing order), each place a ``{"repo": str, "path": str}``
-            whose repo is the source's or that of a need, and whose path is ``""`` for the root of the repo.
-            ``mappings`` and ``python``: none.
+            whose repo is the source's or that of a need, and whose path is ``""`` for the root of the repo; where the
+            weights are laid out otherwise than in the base, ``output``: ``layout``, ``folder``, ``siblings`` (a place).
+            ``compose``: ``parts`` (a list), each a place with ``to`` (a path, ``""`` for the root of the tree) and, if
+            it has to be equal to another place, ``same_as``.
+            ``mappings``: none.
+            ``python``: ``script`` (sha256, 64 hex digits) where it is pinned, and ``wheels``, those of the entry's
+            needs, where there are some.
         place: Where the registry says so.
+        limits: Of a script. They are no property of the output, and two recipes are equal whatever they are.
     """
 
     name: str
     options: Mapping[str, Any]
     place: Place = field(default=NOWHERE, compare=False, repr=False)
+    limits: ScriptLimits = field(default=NO_LIMITS, compare=False)
+
+    @property
+    def places(self) -> tuple[Mapping[str, str], ...]:
+        """Every repo and path that it names."""
+        match self.name:
+            case "lora":
+                output = self.options.get("output")
+                siblings = [output["siblings"]] if output else []
+                return (self.options["base"], *self.options["adapters"], *siblings)
+            case "compose":
+                parts = self.options["parts"]
+                return (*parts, *(part["same_as"] for part in parts if "same_as" in part))
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +234,11 @@ class Entry:
     Attributes:
         model: The key: what a user names.
         source: The repo that the model's files come from; mostly of the same name as the key.
-        overlay: The repo that says how to turn the source into what a runtime loads; None for a ``lora`` without one.
+        overlay: The repo that says how to turn the source into what a runtime loads; None for ``lora`` and
+            ``compose`` without one.
         overlay_fingerprint: sglang's fingerprint of the overlay's metadata files (64 hex), if the registry holds it.
         needs: Secondary repos.
+        wheels: What its script imports beside what is installed.
         recipe: How the output is made.
         place: Of the entry in the registry file, variable or manifest that last changed it.
         materializer_version: What the overlay's manifest says, as far as the registry knows; else sglang's default.
@@ -197,6 +260,7 @@ class Entry:
     consumers: tuple[str, ...] = CONSUMERS
     fingerprint_place: Place = field(default=NOWHERE, compare=False, repr=False)
     serve: Mapping[str, Launch] = field(default_factory=dict, compare=False)
+    wheels: tuple[Wheel, ...] = ()
 
     @property
     def roles(self) -> tuple[tuple[RepoRole, Pin], ...]:
@@ -220,6 +284,7 @@ class Registry:
         replaced: By model, one sentence for each value that an override replaced.
         own: The models that the file in force itself speaks of, also where a server's variable has the last word.
         content: The bytes of that file.
+        is_found: Whether nobody named that file: it was found from the working directory.
     """
 
     path: str
@@ -227,6 +292,7 @@ class Registry:
     replaced: Mapping[str, tuple[str, ...]]
     own: tuple[str, ...] = ()
     content: bytes = b""
+    is_found: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,21 @@ from pydantic import ValidationError
 from overlay.registry.launch_fields import LaunchFields
 from overlay.registry.problems import did_you_mean, refuse
 from overlay.registry.schema import (
+    ComposeFields,
     EntryFields,
     LoraFields,
     MappingsFields,
     NeedFields,
+    OutputFields,
     OverlayFields,
+    PartFields,
     PinFields,
     PlaceFields,
     PythonFields,
     RegistryFile,
     VdnH3Fields,
 )
+from overlay.registry.script_fields import LimitsFields, ScriptFields, WheelFields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,6 +37,7 @@ __all__ = ["checked"]
 _RECIPES: Mapping[str, type[Fields]] = {
     "vdn-h3": VdnH3Fields,
     "lora": LoraFields,
+    "compose": ComposeFields,
     "mappings": MappingsFields,
     "python": PythonFields,
 }
@@ -40,8 +45,16 @@ _SECTIONS: Mapping[str, type[Fields]] = {
     "source": PinFields,
     "overlay": OverlayFields,
     "needs": NeedFields,
+    "need-repo": NeedFields,
+    "need-wheel": WheelFields,
+    "script": ScriptFields,
+    "limits": LimitsFields,
     "base": PlaceFields,
     "adapters": PlaceFields,
+    "output": OutputFields,
+    "siblings": PlaceFields,
+    "parts": PartFields,
+    "same_as": PlaceFields,
     **_RECIPES,
 }
 _EXPECTED = {
@@ -89,6 +102,8 @@ def _problem(document: Document, loc: tuple[str | int, ...], found: Mapping[str,
         case "union_tag_not_found":
             code, message = "unknown-recipe", "the recipe has no name"
             hint = f"name: one of {', '.join(_RECIPES)}"
+        case "literal_error" if loc[-1] != "schema_version":
+            code, message = "unknown-value", f"{name} is {found['input']!r}; expected {found['ctx']['expected']}"
         case "literal_error":
             code, message = "schema-version", f"schema_version is {found['input']!r}; this program reads 1"
             hint = "a newer registry needs a newer program"
@@ -114,5 +129,6 @@ def _repo_at(data: Any, loc: Sequence[str | int]) -> str:
     """The repo that a revision at ``loc`` belongs to, as far as the file says it."""
     section = data
     for part in loc[:-1]:
-        section = section[part]
+        if isinstance(part, int) or part in section:  # else it tells one kind of section from another
+            section = section[part]
     return str(section.get("repo") or (loc[1] if "source" in loc else "<repo>"))

@@ -7,8 +7,8 @@ a new recipe drops the launch data of the old one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from overlay.registry.entries import (
     CONSUMERS,
@@ -87,13 +87,12 @@ class _Layer:
         before, below = len(self.problems), self.below
         source = self.pin(("source",), fields.source, below.source if below else None, self.model)
         overlay = self.pin(("overlay",), fields.overlay, below.overlay if below else None, None)
-        needs = below.needs if below else ()
+        needs, wheels = (below.needs, below.wheels) if below else ((), ())
         if fields.needs is not None:
-            needs = tuple(self.needs(fields.needs))
+            needs, wheels = tuple(self.needs(fields.needs)), tuple(_wheels(fields.needs))
         recipe = below.recipe if below else None
         if fields.recipe is not None:
-            options = fields.recipe.model_dump(mode="json", exclude={"name"})
-            recipe = Recipe(fields.recipe.name, options, self.place("recipe"))
+            recipe = _recipe(fields.recipe, self.place("recipe"))
         for key, value in {"source": fields.source, "recipe": fields.recipe}.items():
             if below is None and value is None:
                 self.report((), "missing-key", f"{key} is missing", did_you_mean(self.model, others))
@@ -112,6 +111,7 @@ class _Layer:
             overlay=overlay,
             overlay_fingerprint=fingerprint,
             needs=needs,
+            wheels=wheels,
             recipe=recipe,
             place=self.place(),
             materializer_version=(said.materializer_version if said else None)
@@ -145,11 +145,11 @@ class _Layer:
             return below
         return None
 
-    def needs(self, given: tuple[NeedFields, ...]) -> list[Need]:
+    def needs(self, given: tuple[NeedFields | WheelFields, ...]) -> list[Need]:
         needs = []
         for number, fields in enumerate(given):
-            pin = self.pin(("needs", number), fields, None, None)
-            if pin is not None:
+            pin = self.pin(("needs", number), fields, None, None) if isinstance(fields, PinFields) else None
+            if pin is not None and isinstance(fields, NeedFields):
                 needs.append(Need(pin, fields.components))
         return needs
 
@@ -173,7 +173,12 @@ class _Layer:
             self.report(("needs",), "component-twice", f"component {component} is named twice in needs")
 
         recipe = entry.recipe
-        if recipe.name != "lora" and entry.overlay is None:
+        if entry.wheels and recipe.name != "python":
+            self.report(("needs",), "wheel-without-script", f"the recipe {recipe.name} runs no script that needs a wheel")
+        names = [wheel.name.partition("-")[0].lower().replace("_", "-") for wheel in entry.wheels]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self.report(("needs",), "wheel-twice", f"two wheels of {name} are named in needs")
+        if recipe.name not in ("lora", "compose") and entry.overlay is None:
             self.report((), "missing-key", f"overlay is missing; the recipe {recipe.name} needs one")
         if recipe.name == "vdn-h3":
             absent = [name for name in VDN_H3_COMPONENTS if name not in components]
@@ -183,12 +188,10 @@ class _Layer:
                 near = [f"{name}: {meant}" for name in others if (meant := did_you_mean(name, absent))]
                 hint = ", ".join(near) or "name them under components of the repo in needs"
                 self.report(("needs",), "missing-component", message, hint)
-        if recipe.name == "lora":
-            allowed = {entry.source.repo, *(need.pin.repo for need in entry.needs)}
-            for place in (recipe.options["base"], *recipe.options["adapters"]):
-                if place["repo"] not in allowed:
-                    message = f"the recipe takes files of {place['repo']}, which is neither the source nor among needs"
-                    self.report(("recipe",), "repo-without-revision", message, "pin it under needs")
+        allowed = {entry.source.repo, *(need.pin.repo for need in entry.needs)}
+        for repo in dict.fromkeys(place["repo"] for place in recipe.places if place["repo"] not in allowed):
+            message = f"the recipe takes files of {repo}, which is neither the source nor among needs"
+            self.report(("recipe",), "repo-without-revision", message, "pin it under needs")
 
     def changes(self, entry: Entry) -> tuple[str, ...]:
         """One sentence for each value that this layer replaces."""
@@ -199,6 +202,7 @@ class _Layer:
             "source": (below.source, entry.source),
             "overlay": (below.overlay, entry.overlay),
             "needs": (_listed(below.needs), _listed(entry.needs)),
+            "limits": (_limits(below.recipe), _limits(entry.recipe)),
             "recipe": (_in_words(below.recipe), _in_words(entry.recipe)),
             "consumers": (", ".join(below.consumers), ", ".join(entry.consumers)),
             "serve": (serve_text(below.serve), serve_text(entry.serve)),
@@ -215,16 +219,26 @@ class _Layer:
 
 def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
     """The recipe with every place's repo filled in; a place in the source moves with the source to another repo."""
-    if recipe.name != "lora":
-        return recipe
     of_source = {None, old_source.repo if old_source else None}
 
-    def bound(place: Mapping[str, str | None]) -> dict[str, str | None]:
+    def bound(place: Mapping[str, Any]) -> dict[str, Any]:
         return {**place, "repo": source.repo if place["repo"] in of_source else place["repo"]}
 
+    def part(given: Mapping[str, Any]) -> dict[str, Any]:
+        found = bound({key: value for key, value in given.items() if key != "same_as"})
+        found["to"] = given["path"] if given["to"] is None else given["to"]
+        return {**found, "same_as": bound(given["same_as"])} if given.get("same_as") else found
+
     options = recipe.options
-    adapters = [bound(place) for place in options["adapters"]]
-    return Recipe("lora", {"base": bound(options["base"]), "adapters": adapters}, recipe.place)
+    match recipe.name:
+        case "lora":
+            places = {"base": bound(options["base"]), "adapters": [bound(place) for place in options["adapters"]]}
+            if output := options.get("output"):
+                places["output"] = {**output, "siblings": bound(output["siblings"])}
+            return replace(recipe, options=places)
+        case "compose":
+            return replace(recipe, options={"parts": [part(given) for given in options["parts"]]})
+    return recipe
 
 
 def _short(fingerprint: str | None) -> str | None:
@@ -233,6 +247,15 @@ def _short(fingerprint: str | None) -> str | None:
 
 def _in_words(recipe: Recipe) -> str:
     return recipe_text(recipe.name, recipe.options)
+
+
+def _limits(recipe: Recipe) -> str:
+    said = {name: value for name, value in asdict(recipe.limits).items() if value is not None}
+    return ", ".join(f"{name} {value}" for name, value in said.items())
+
+
+def _wheels(needs: tuple[NeedFields | WheelFields, ...]) -> Iterator[Wheel]:
+    return (Wheel(item.wheel, item.sha256, item.url) for item in needs if isinstance(item, WheelFields))
 
 
 def _listed(needs: tuple[Need, ...]) -> str:

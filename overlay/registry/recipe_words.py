@@ -39,4 +39,10 @@ def _launch_words(launch: Launch) -> list[str]:
 
 
 def _place(value: Any) -> str:
-    return f"{value.get('repo')}/{value.get('path')}".rstrip("/") if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    if "layout" in value:
+        return f"{value['layout']} in {value.get('folder')} beside {_place(value.get('siblings'))}"
+    place = f"{value.get('repo')}/{value.get('path')}".rstrip("/")
+    moved = f" to {value['to'] or '/'}" if value.get("to", value.get("path")) != value.get("path") else ""
+    return f"{place}{moved}{' the same as ' + _place(value['same_as']) if 'same_as' in value else ''}"

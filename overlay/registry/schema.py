@@ -7,23 +7,27 @@ files are laid over each other is checked in :mod:`overlay.registry.merge`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
 from overlay.registry.entries import COMMIT, CONSUMERS, repo_id_problem
 from overlay.registry.fields import Fields, Word, check_printable, wrong
 from overlay.registry.launch_fields import LaunchFields, ServerName  # noqa: TC001  # pydantic reads the annotations
+from overlay.registry.script_fields import PythonFields, WheelFields
 
 __all__ = [
+    "ComposeFields",
     "EntryFields",
     "Fields",
     "LoraFields",
     "MappingsFields",
     "NeedFields",
+    "OutputFields",
     "OverlayFields",
+    "PartFields",
     "PinFields",
     "PlaceFields",
     "PythonFields",
@@ -139,6 +143,17 @@ class NeedFields(PinFields):
     components: tuple[FolderName, ...] = ()
 
 
+def _kind_of_need(need: Any) -> str:
+    is_wheel = "wheel" in need if isinstance(need, dict) else isinstance(need, WheelFields)
+    return "need-wheel" if is_wheel else "need-repo"
+
+
+# The tags stand in the place of a problem, so they are no keys of the file.
+AnyNeed = Annotated[
+    Annotated[NeedFields, Tag("need-repo")] | Annotated[WheelFields, Tag("need-wheel")], Discriminator(_kind_of_need)
+]
+
+
 class PlaceFields(Fields):
     """A folder or a file: of the source, or of a need where ``repo`` is given; of its root where ``path`` is not."""
 
@@ -153,6 +168,14 @@ class VdnH3Fields(Fields):
     stage: FolderName
 
 
+class OutputFields(Fields):
+    """How the fused weights are laid out, where not as the base was: MiniMax's own names, beside a release's files."""
+
+    layout: Literal["native"]
+    folder: Literal["FL2VA", "Ref2VA"]
+    siblings: PlaceFields
+
+
 def _check_adapters(adapters: tuple[PlaceFields, ...]) -> tuple[PlaceFields, ...]:
     if not adapters:
         raise wrong("empty-list", "adapters is empty; expected at least one")
@@ -165,6 +188,27 @@ class LoraFields(Fields):
     name: Literal["lora"]
     base: PlaceFields
     adapters: Annotated[tuple[PlaceFields, ...], AfterValidator(_check_adapters)]
+    output: OutputFields | None = None
+
+
+class PartFields(PlaceFields):
+    """A folder or a file that is taken to ``to``; where ``same_as`` is given, it has to be equal to that one."""
+
+    to: PlacePath | None = None
+    same_as: PlaceFields | None = None
+
+
+def _check_parts(parts: tuple[PartFields, ...]) -> tuple[PartFields, ...]:
+    if not parts:
+        raise wrong("empty-list", "parts is empty; expected at least one")
+    return parts
+
+
+class ComposeFields(Fields):
+    """Parts of the source and of needs, each taken to its place."""
+
+    name: Literal["compose"]
+    parts: Annotated[tuple[PartFields, ...], AfterValidator(_check_parts)]
 
 
 class MappingsFields(Fields):
@@ -173,13 +217,9 @@ class MappingsFields(Fields):
     name: Literal["mappings"]
 
 
-class PythonFields(Fields):
-    """The overlay's own materializer script."""
-
-    name: Literal["python"]
-
-
-RecipeFields = Annotated[VdnH3Fields | LoraFields | MappingsFields | PythonFields, Field(discriminator="name")]
+RecipeFields = Annotated[
+    VdnH3Fields | LoraFields | ComposeFields | MappingsFields | PythonFields, Field(discriminator="name")
+]
 
 
 def _check_consumers(consumers: tuple[str, ...]) -> tuple[str, ...]:
@@ -196,7 +236,7 @@ class EntryFields(Fields):
 
     source: PinFields | None = None
     overlay: OverlayFields | None = None
-    needs: tuple[NeedFields, ...] | None = None
+    needs: tuple[AnyNeed, ...] | None = None
     recipe: RecipeFields | None = None
     consumers: Annotated[tuple[str, ...], AfterValidator(_check_consumers)] | None = None
     serve: dict[ServerName, LaunchFields] | None = None
