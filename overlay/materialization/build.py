@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     from overlay.fusion.build import BuiltFile
     from overlay.fusion.engine import Engine
+    from overlay.fusion.output import OpenOutput
     from overlay.fusion.workers import Workers
     from overlay.materialization.request import Phase
     from overlay.materialization.survey import Step
     from overlay.planning.outputs import Input
 
-__all__ = ["Builder", "Carried", "Made", "Sink", "recorded", "require_device", "start_engine"]
+__all__ = ["Builder", "Carried", "Made", "Sink", "Write", "recorded", "require_device", "start_engine"]
 
 
 Linked = Literal["present", "reflink", "hardlink", "copy"]
@@ -42,10 +43,17 @@ class Carried:
     path: Path
 
 
+class Write(Protocol):
+    """Makes the bytes of one file."""
+
+    def __call__(self, place: Path, into: OpenOutput = ...) -> BuiltFile:
+        """Writes them to the new file ``place``, unless ``into`` has another use for them."""
+
+
 class Sink(Protocol):
     """Where finished files go, from any thread. A file is there when the call returns, whole and proven."""
 
-    def build(self, step: Step, write: Callable[[Path], BuiltFile]) -> BuiltFile:
+    def build(self, step: Step, write: Write) -> BuiltFile:
         """Have a new file written, and take it."""
 
     def carry(self, step: Step, source: Input) -> Carried:
@@ -160,8 +168,9 @@ class Builder:
         self, step: Step, output: SafetensorsFile, workers: Workers, made: Made, update: Callable[[int], None]
     ) -> RecordedFile:
         from overlay.fusion.build import build_safetensors
+        from overlay.fusion.output import PartialFile
 
-        def write(place: Path) -> BuiltFile:
+        def write(place: Path, into: OpenOutput = PartialFile) -> BuiltFile:
             return build_safetensors(
                 output,
                 place,
@@ -170,6 +179,7 @@ class Builder:
                 rule=self.rule,
                 is_last_reader=self.sink.is_last_reader,
                 progress=update,
+                into=into,
             )
 
         built = made.built[output.path] = self.sink.build(step, write)
