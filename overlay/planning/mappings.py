@@ -12,13 +12,14 @@ from overlay.planning.plan import overlaid
 from overlay.planning.sources import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from overlay.formats.manifest import TreeMapping
+    from overlay.planning.outputs import OutputFile
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["mappings", "select"]
+__all__ = ["mapped", "mappings", "select"]
 
 
 def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
@@ -27,10 +28,19 @@ def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
     Raises:
         BrokenInput: A mapping finds nothing in the source.
     """
+    return Outcome(mapped(sources, sources.source.files.paths()))
+
+
+def mapped(sources: Sources, paths: Sequence[str]) -> list[OutputFile]:
+    """The overlay's own files with what its mappings take of these files of the source laid over them, in order.
+
+    Raises:
+        BrokenInput: A mapping finds nothing.
+    """
     source = sources.source
     layers = [overlay_own_files(sources.overlay)]
     for mapping in sources.manifest.file_mappings if sources.manifest else ():
-        moved = select(mapping, source.files.paths())
+        moved = select(mapping, paths)
         if not moved:
             raise BrokenInput(
                 f"{source.files.name}: nothing matches the overlay's {mapping.type} mapping {mapping.src!r}",
@@ -39,7 +49,7 @@ def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
                 src=mapping.src,
             )
         layers.append(carry_files(source, moved, moved))
-    return Outcome(list(overlaid(*layers)))
+    return list(overlaid(*layers))
 
 
 def select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[str]) -> dict[str, str]:

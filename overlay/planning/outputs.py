@@ -22,6 +22,7 @@ __all__ = [
     "Piece",
     "Range",
     "SafetensorsFile",
+    "ScriptedFile",
     "Term",
     "Zeros",
 ]
@@ -199,4 +200,20 @@ class AliasFile:
     of: str
 
 
-OutputFile = SafetensorsFile | CarriedFile | GeneratedFile | AliasFile
+@dataclass(frozen=True, slots=True)
+class ScriptedFile:
+    """A file that the overlay's own script wrote. It is an object of the cache by the time that a plan names it.
+
+    Attributes:
+        digest: ``sha256:<hex>``.
+        size: Bytes.
+        is_new: Whether it was written in this run, and not in an earlier one with the same inputs.
+    """
+
+    path: str
+    digest: str
+    size: int
+    is_new: bool = False
+
+
+OutputFile = SafetensorsFile | CarriedFile | GeneratedFile | AliasFile | ScriptedFile

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from overlay.formats.files import Files
+    from overlay.planning.scripted import Script
 
 __all__ = ["AdapterUse", "InputBook", "Plan", "finish", "inputs_of"]
 
@@ -47,6 +48,8 @@ class Plan:
         fused_before: Digests of the adapters that the base holds already.
         reads: Small files whose content shaped the plan (specs, configs, manifests), beyond the inputs of outputs.
         notes: What a user should know, one sentence each.
+        script: The overlay's own Python that is still to run: the outputs are laid over what it will leave.
+        given: Files that are given to it, or were.
     """
 
     model: str
@@ -57,12 +60,14 @@ class Plan:
     fused_before: tuple[str, ...] = ()
     reads: tuple[Input, ...] = ()
     notes: tuple[str, ...] = ()
+    script: Script | None = None
+    given: tuple[Input, ...] = ()
 
     def inputs(self) -> tuple[Input, ...]:
         """Every distinct input file, by repo and path."""
         found = {(i.repo, i.path): i for output in self.outputs for i in inputs_of(output)}
         specs = [use.spec for use in self.adapters if use.spec is not None]
-        found.update({(i.repo, i.path): i for i in (*specs, *self.reads)})
+        found.update({(i.repo, i.path): i for i in (*specs, *self.reads, *self.given)})
         return tuple(found[key] for key in sorted(found))
 
 
@@ -79,7 +84,7 @@ class InputBook:
     def __init__(self, files: Files, repo: str, revision: str, digest: Callable[[str], str]) -> None:
         self.files = files
         self.repo = repo
-        self._revision = revision
+        self.revision = revision
         self._digest = digest
         self._made: dict[str, Input] = {}
 
@@ -87,7 +92,7 @@ class InputBook:
         """The input at a path of the repo."""
         if path not in self._made:
             size, digest = self.files.size(path), self._digest(path)
-            self._made[path] = Input(self.repo, self._revision, path, size, digest)
+            self._made[path] = Input(self.repo, self.revision, path, size, digest)
         return self._made[path]
 
 

@@ -19,6 +19,7 @@ from overlay.planning.outputs import CarriedFile, GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.renames import find_renames
 from overlay.planning.rules import DEFAULT_RULE, check_rule
+from overlay.planning.scripted import python
 from overlay.planning.sources import Outcome, Sources
 from overlay.planning.tree import Carried, component_problems, weight_problems
 from overlay.planning.vdn_h3 import COMPONENTS, needed_files, vdn_h3
@@ -33,11 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["check_buildable", "files_to_digest", "make_plan", "stand_in_digest"]
 
-# Recipe ``python`` is not among them: nothing that it needs is here (see check_buildable).
 _RECIPES: Mapping[str, Callable[[Entry, Sources, str], Outcome]] = {
     "vdn-h3": vdn_h3,
     "lora": lora,
     "mappings": mappings,
+    "python": python,
 }
 
 _NOT_IN_THE_COMMIT = {"no-such-file", "no-such-adapter", "no-weights"}
@@ -45,7 +46,7 @@ _NOT_IN_THE_COMMIT = {"no-such-file", "no-such-adapter", "no-weights"}
 
 
 def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
-    """Refuse an entry whose overlay can only be built by its own Python.
+    """Refuse an entry whose overlay is built by its own Python, and no script is pinned that may run.
 
     Args:
         manifest: The overlay's, once it is known: mappings alone do not make what its script would.
@@ -54,11 +55,12 @@ def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
         Untrusted: It is one.
     """
     scripted = entry.recipe.name == "mappings" and manifest is not None and manifest.custom_materializer
-    if entry.recipe.name == "python" or scripted:
+    if scripted or (entry.recipe.name == "python" and "script" not in entry.recipe.options):
         raise Untrusted(
-            f"{entry.model}: overlay {entry.overlay} is built by its own Python script, which does not run here",
-            code="needs-sandboxed-runner",
-            hint="this version builds the recipes vdn-h3, lora and mappings; there is no sandboxed runner yet",
+            f"{entry.model}: overlay {entry.overlay} is built by its own Python script, and the entry does not pin one",
+            code="script-not-pinned",
+            hint="read the script, then pin it in a registry of yours: recipe: {name: python, script: {sha256: ...}};"
+            f" its digest: overlay check {entry.model}",
             model=entry.model,
         )
 
@@ -122,7 +124,8 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[
         outputs = list(overlaid(outputs, [GeneratedFile(MARKER_NAME, marker)]))
     # The tree gets a record of its own, which says what that of a base said.
     finished = finish((output for output in outputs if output.path != RECORD_NAME), entry.model)
-    _check_tree(inventory, finished)
+    if made.script is None:  # else nobody knows the tree yet
+        _check_tree(inventory, finished)
     return Plan(
         model=entry.model,
         rule=rule,
@@ -132,6 +135,8 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[
         fused_before=made.fused_before,
         reads=made.reads,
         notes=notes,
+        script=made.script,
+        given=made.script.given if made.script is not None else (),
     )
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from overlay.formats.manifest import Manifest
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import AdapterUse, InputBook
+    from overlay.planning.scripted import Script
 
 __all__ = ["Outcome", "Sources"]
 
@@ -44,9 +45,11 @@ class Outcome:
     Attributes:
         reads: Small files whose content shaped it, beyond the inputs of outputs.
         fused_before: Digests of the adapters that the base holds already.
+        script: The overlay's own, which makes everything else.
     """
 
     outputs: Sequence[OutputFile]
     adapters: tuple[AdapterUse, ...] = ()
     reads: tuple[Input, ...] = ()
     fused_before: tuple[str, ...] = ()
+    script: Script | None = None

@@ -15,7 +15,9 @@ from overlay.registry.entries import (
     Registry,
     RepoRole,
     Resolution,
+    ScriptLimits,
     ServerSpec,
+    Wheel,
     repo_id_problem,
 )
 from overlay.registry.load import load_registry
@@ -34,7 +36,9 @@ __all__ = [
     "Registry",
     "RepoRole",
     "Resolution",
+    "ScriptLimits",
     "ServerSpec",
+    "Wheel",
     "load_registry",
     "repo_id_problem",
     "resolve",

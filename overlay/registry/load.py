@@ -34,6 +34,7 @@ __all__ = [
 
 FILE_NAME = "registry.yaml"
 VARIABLE = "OVERLAY_REGISTRY"
+_FOUND = "found from the working directory; another is taken with --registry or OVERLAY_REGISTRY"
 
 
 def load_registry(
@@ -75,7 +76,7 @@ def load_registry(
             raise _with_origin(error, how if path == found else None) from error
     entries, told = apply_server_registry(entries, environ, cwd)
     notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
-    return Registry(str(files[-1]), entries, notes, tuple(models), content)
+    return Registry(str(files[-1]), entries, notes, tuple(models), content, is_found=len(files) > 1 and how == _FOUND)
 
 
 def project_registry(flag: Path | None) -> Registry:
@@ -180,8 +181,7 @@ def _override(flag: Path | None, environ: Mapping[str, str], cwd: Path) -> tuple
         # Whatever has the name is meant, also a link to nothing: it is an error when it is read, and never passed over.
         # A folder that may not be looked into has no registry for us, and is no error.
         if os.path.lexists(folder / FILE_NAME):
-            how = "found from the working directory; another is taken with --registry or OVERLAY_REGISTRY"
-            return folder / FILE_NAME, how
+            return folder / FILE_NAME, _FOUND
     return None, ""
 
 

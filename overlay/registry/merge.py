@@ -7,7 +7,7 @@ a new recipe drops the launch data of the old one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from overlay.registry.entries import (
@@ -20,15 +20,18 @@ from overlay.registry.entries import (
     Pin,
     Place,
     Recipe,
+    Wheel,
 )
 from overlay.registry.problems import did_you_mean, refuse
 from overlay.registry.recipe_words import recipe_text, serve_text
+from overlay.registry.schema import NeedFields, PinFields
+from overlay.registry.script_fields import PythonFields, WheelFields
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from overlay.registry.problems import Problem
-    from overlay.registry.schema import EntryFields, NeedFields, PinFields
+    from overlay.registry.schema import EntryFields, RecipeFields
     from overlay.registry.strict_yaml import Document
 
 __all__ = ["lay_over"]
@@ -99,7 +102,7 @@ class _Layer:
         if len(self.problems) > before or source is None or recipe is None:
             return None
 
-        recipe = _bound(recipe, source, below.source if below and fields.recipe is None else None)
+        recipe = _bound(recipe, source, below.source if below and fields.recipe is None else None, wheels)
         known = below if below and below.overlay == overlay else None
         said = fields.overlay
         fingerprint, at = (known.overlay_fingerprint, known.fingerprint_place) if known else (None, NOWHERE)
@@ -174,7 +177,8 @@ class _Layer:
 
         recipe = entry.recipe
         if entry.wheels and recipe.name != "python":
-            self.report(("needs",), "wheel-without-script", f"the recipe {recipe.name} runs no script that needs a wheel")
+            message = f"the recipe {recipe.name} runs no script, so it needs no wheel"
+            self.report(("needs",), "wheel-without-script", message)
         names = [wheel.name.partition("-")[0].lower().replace("_", "-") for wheel in entry.wheels]
         for name in sorted({name for name in names if names.count(name) > 1}):
             self.report(("needs",), "wheel-twice", f"two wheels of {name} are named in needs")
@@ -217,8 +221,17 @@ class _Layer:
         )
 
 
-def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
-    """The recipe with every place's repo filled in; a place in the source moves with the source to another repo."""
+def _recipe(given: RecipeFields, place: Place) -> Recipe:
+    if isinstance(given, PythonFields):
+        return Recipe(given.name, given.options, place, given.script_limits)
+    return Recipe(given.name, given.model_dump(mode="json", exclude={"name"}), place)
+
+
+def _bound(recipe: Recipe, source: Pin, old_source: Pin | None, wheels: tuple[Wheel, ...]) -> Recipe:
+    """The recipe with every place's repo filled in; a place in the source moves with the source to another repo.
+
+    That of a script has the wheels of the needs, because its output hangs on them.
+    """
     of_source = {None, old_source.repo if old_source else None}
 
     def bound(place: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,6 +251,9 @@ def _bound(recipe: Recipe, source: Pin, old_source: Pin | None) -> Recipe:
             return replace(recipe, options=places)
         case "compose":
             return replace(recipe, options={"parts": [part(given) for given in options["parts"]]})
+        case "python":
+            own = {key: value for key, value in options.items() if key != "wheels"}
+            return replace(recipe, options={**own, **({"wheels": [str(wheel) for wheel in wheels]} if wheels else {})})
     return recipe
 
 
