@@ -22,6 +22,7 @@ __all__ = ["COMMANDS", "cli", "main", "run"]
 COMMANDS = (
     "resolve",
     "path",
+    "env",
     "check",
     "lock",
     "prewarm",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.consumers.server import Server
     from overlay.registry import Pin, Resolution
 
-__all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
+__all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "present", "resolve"]
 
 _ROLES: dict[str, Role] = {"present": "good", "absent": "strong", "stale": "warn", "unknown": "warn", "damaged": "bad"}
 
@@ -130,21 +130,36 @@ def path(common: Common, model: str, rule: str, server: Server | None) -> None:
 
 
 def _print_path(common: Common, model: str, rule: str, server: Server | None) -> None:
-    state = overlay.resolve(model, common.options(rule=rule, server=server)).state
+    document = Place(model, str(present(common, "path", model, rule, server).state.tree))
+    common.output.result(document, lambda: [document.path])
+
+
+def present(
+    common: Common, command: str, model: str, rule: str, server: Server | None, *flags: str
+) -> overlay.Resolved:
+    """A model that is here as the registry pins it.
+
+    Args:
+        command: The command that wants it, with its other ``flags``.
+
+    Raises:
+        NotHere: It is not; the hint is what to run first.
+    """
+    found = overlay.resolve(model, common.options(rule=rule, server=server))
+    state = found.state
     if state.name != "present" or state.tree is None:
         why = f": {state.why}" if state.why else ""
         raise NotHere(
             f"{model}: {state.name}{why}",
             code=f"model-{state.name}",
             # Of another rule: most likely that is the one that is meant.
-            hint=common.command("path", model, "--rule", state.rule, *server_flags(server))
+            hint=common.command(command, model, *flags, "--rule", state.rule, *server_flags(server))
             if state.rule
             else common.command("prewarm", model, *rule_flags(rule), *server_flags(server)),
             model=model,
             location=state.location,
         )
-    document = Place(model, str(state.tree))
-    common.output.result(document, lambda: [document.path])
+    return found
 
 
 def _document(common: Common, model: str, found: overlay.Resolved, flags: tuple[str, ...]) -> ResolvedModel:

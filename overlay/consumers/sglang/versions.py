@@ -41,6 +41,8 @@ class Release:
         narrows_source: The source is looked up by the manifest's patterns alone; earlier ones ask whether the whole
             repo is in the Hub cache (since 0.5.19).
         honours_xdg: ``XDG_CACHE_HOME`` moves the cache root (since 0.5.19).
+        counts_evaluations: ``num_inference_steps`` of a MiniMax-H3 request counts evaluations of the model; before, the
+            grid points, which are one more (since 0.5.22).
     """
 
     version: Version
@@ -54,6 +56,7 @@ class Release:
     shortens_lock_names: bool
     narrows_source: bool
     honours_xdg: bool
+    counts_evaluations: bool
 
 
 def _release(version: Version) -> Release:
@@ -69,6 +72,7 @@ def _release(version: Version) -> Release:
         shortens_lock_names=version >= (0, 5, 18),
         narrows_source=version >= (0, 5, 19),
         honours_xdg=version >= (0, 5, 19),
+        counts_evaluations=version >= (0, 5, 22),
     )
 
 

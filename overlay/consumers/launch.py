@@ -1,0 +1,131 @@
+"""How a server is started for a model: the command, its variables, what it reads, what a request says.
+
+By path it loads a directory and asks for nothing. By name it looks the model up, and needs to be told where, and, where
+its own table is not to decide, what of.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from overlay.consumers.server import version_text
+from overlay.consumers.sglang.told import override_of
+from overlay.consumers.sglang.versions import NEWEST, release_of
+from overlay.registry.entries import Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from overlay.consumers.server import Server
+    from overlay.registry import Entry
+
+__all__ = ["OVERRIDE", "ROOT", "Start", "by_name", "by_path", "exported"]
+
+OVERRIDE = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
+ROOT = "SGLANG_DIFFUSION_CACHE_ROOT"
+
+_VLLM_OMNI_NEWEST = "0.30.0"
+# Whatever is served was warmed. A server that would ask the Hub all the same fails when it starts, and fetches nothing.
+_OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a server is started.
+
+    Attributes:
+        server: As a user names it.
+        by: What it is given: the directory, or a name that it looks up.
+        command: Words of the command line.
+        env: Its variables.
+        folders: What it reads, each wanted under its own path; none lies in another.
+        request: What each request says unless it means something else.
+        grid_points: Points of the noise schedule; None where the model does not fix them.
+        image: A container image of this release, as its publisher names it.
+    """
+
+    model: str
+    server: str
+    by: Literal["path", "name"]
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    folders: tuple[str, ...]
+    request: Mapping[str, str]
+    grid_points: int | None
+    image: str
+
+
+def by_path(entry: Entry, server: Server, tree: Path, root: Path) -> Start:
+    """Start a server on a directory: no source, no Hub and no key.
+
+    Args:
+        tree: The materialization.
+        root: The cache root that it lies in.
+    """
+    return _start(entry, server, "path", str(tree), _OFFLINE, [root])
+
+
+def by_name(entry: Entry, server: Server, given: str, folders: Sequence[Path], root: Path, hub_cache: Path) -> Start:
+    """Start sglang so that it looks the model up.
+
+    Args:
+        server: ``with_override`` decides whether it is told the pins in force.
+        given: The model's name, or the folder that is its source or its overlay.
+        folders: Of source and overlay, where they are folders.
+        root: The cache root.
+        hub_cache: Where it finds source and overlay else.
+    """
+    env = {**_OFFLINE, "HF_HUB_CACHE": str(hub_cache), ROOT: str(root)}
+    if server.with_override:
+        env[OVERRIDE] = exported(entry)
+    return _start(entry, server, "name", given, env, [root, hub_cache, *folders])
+
+
+def exported(entry: Entry) -> str:
+    """The registry that tells a server what the entry pins, as JSON on one line."""
+    told = override_of(entry)
+    fields = {"overlay_repo_id": told.overlay_repo_id, "overlay_revision": told.overlay_revision}
+    if told.source_revision:
+        fields["source_revision"] = told.source_revision
+    return json.dumps({entry.model: fields})
+
+
+def _start(
+    entry: Entry,
+    server: Server,
+    by: Literal["path", "name"],
+    given: str,
+    env: Mapping[str, str],
+    folders: Sequence[Path],
+) -> Start:
+    launch = entry.serve.get(server.name, Launch())
+    if server.name == "sglang":
+        command: tuple[str, ...] = ("sglang", "serve", "--model-path", given)
+        image = f"lmsysorg/sglang:v{version_text(server.version or NEWEST)}"
+    else:
+        command = ("vllm-omni", "serve", given, "--omni")
+        image = f"vllm/vllm-omni:v{version_text(server.version) if server.version else _VLLM_OMNI_NEWEST}"
+    outermost = [folder for folder in dict.fromkeys(folders) if not set(folder.parents) & set(folders)]
+    return Start(
+        entry.model,
+        str(server),
+        by,
+        (*command, *launch.flags),
+        {**env, **launch.env},
+        tuple(map(str, outermost)),
+        _request(launch, server),
+        launch.grid_points,
+        image,
+    )
+
+
+def _request(launch: Launch, server: Server) -> dict[str, str]:
+    """Fields of a request; the number of steps as the release counts them."""
+    if launch.grid_points is None:
+        return dict(launch.request)
+    counts_points = server.name == "sglang" and not release_of(server.version).counts_evaluations
+    steps = launch.grid_points if counts_points else launch.grid_points - 1
+    return {**launch.request, "num_inference_steps": str(steps)}

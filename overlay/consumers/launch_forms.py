@@ -1,0 +1,108 @@
+"""A start of a server as text that a shell, Docker or Kubernetes takes as it is."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Literal
+
+from overlay.errors import InvalidUsage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from overlay.consumers.launch import Start
+
+__all__ = ["FORMS", "Form", "lines_of"]
+
+Form = Literal["shell", "docker", "k8s"]
+FORMS: tuple[Form, ...] = ("shell", "docker", "k8s")
+
+
+def lines_of(start: Start, form: Form) -> list[str]:
+    """A start in one of the forms; what a reader needs to know beside it is in comments.
+
+    Raises:
+        InvalidUsage: A path cannot be said in this form.
+    """
+    for text in (*start.command, *start.env.values(), *start.folders):
+        if not text.isprintable():
+            raise _not_nameable(text, "has control characters, or is not UTF-8")
+    lines = {"shell": _shell, "docker": _docker, "k8s": _k8s}[form](start)
+    return [f"# {start.model} for {start.server}, by {start.by}", *lines, *_requests(start)]
+
+
+def _shell(start: Start) -> Iterator[str]:
+    yield from (f"export {name}={shlex.quote(value)}" for name, value in start.env.items())
+    yield shlex.join(start.command)
+
+
+def _docker(start: Start) -> Iterator[str]:
+    # The server listens as it does without a container, and its workers share memory.
+    program, *rest = start.command
+    words = ["docker", "run", "--rm", "--gpus", "all", "--ipc", "host", "--network", "host"]
+    for folder in _mounted(start):
+        if ":" in folder:
+            raise _not_nameable(folder, "has a colon, which ends a path for docker -v")
+        words += ["-v", f"{folder}:{folder}:ro"]
+    for name, value in start.env.items():
+        words += ["-e", f"{name}={value}"]
+    yield shlex.join([*words, "--entrypoint", program, start.image, *rest])
+
+
+def _k8s(start: Start) -> Iterator[str]:
+    """Part of a pod's spec. Each value is in double quotes, which YAML reads as JSON does."""
+    program, *rest = start.command
+    yield "containers:"
+    yield f"  - name: {_quoted(program)}"
+    yield f"    image: {_quoted(start.image)}"
+    yield f"    command: [{_quoted(program)}]"
+    yield "    args:"
+    yield from (f"      - {_quoted(_unexpanded(word))}" for word in rest)
+    yield "    env:"
+    for variable, value in start.env.items():
+        yield f"      - name: {_quoted(variable)}"
+        yield f"        value: {_quoted(_unexpanded(value))}"
+    yield "    volumeMounts:"
+    folders = list(enumerate(_mounted(start)))
+    for number, folder in folders:
+        yield f"      - name: {_quoted(f'models-{number}')}"
+        yield f"        mountPath: {_quoted(folder)}"
+        yield "        readOnly: true"
+    yield "volumes:"
+    for number, folder in folders:
+        yield f"  - name: {_quoted(f'models-{number}')}"
+        yield "    hostPath:"
+        yield f"      path: {_quoted(folder)}"
+        yield "      type: Directory"
+
+
+def _requests(start: Start) -> Iterator[str]:
+    if start.request:
+        points = f" ({start.grid_points} grid points)" if start.grid_points else ""
+        yield f"# in each request: {', '.join(f'{name} {value}' for name, value in start.request.items())}{points}"
+
+
+def _mounted(start: Start) -> tuple[str, ...]:
+    for folder in start.folders:
+        if not folder.startswith("/"):
+            raise _not_nameable(folder, "is relative, and a container has another working directory")
+    return start.folders
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _unexpanded(text: str) -> str:
+    """Text that Kubernetes takes literally: it replaces ``$(NAME)``, and halves each pair of dollars."""
+    return text.replace("$", "$$")
+
+
+def _not_nameable(text: str, why: str) -> InvalidUsage:
+    return InvalidUsage(
+        f"{text!r}: {why}",
+        code="not-nameable",
+        hint="give the folder another name, or choose another cache root: --cache-root DIR",
+        path=text,
+    )
