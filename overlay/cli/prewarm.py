@@ -11,6 +11,15 @@ import overlay
 from overlay.cli._options import Common, build_options, common_options, link_option, lock_option, server_options
 from overlay.cli._output import columns, format_seconds, style
 from overlay.cli._progress import phases
+from overlay.cli._serving import (
+    DroppedSource,
+    StagedSource,
+    dropped_source,
+    dropped_text,
+    one_way,
+    staged_source,
+    staged_text,
+)
 from overlay.formats.wording import counted, format_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +73,9 @@ class PlannedModel:
         room: Bytes needed on the cache root's filesystem.
         free: Bytes free there.
         root: The cache root.
-        present: Whether the model is published already, so that a run does nothing.
+        present: Whether the model is published already, so that a run builds nothing.
+        staged: With ``--stage-source``, what a run leaves in the Hub's cache; ``room`` counts it.
+        dropped: With ``--drop-source``, what a run takes out of what is in the Hub's cache now.
     """
 
     model: str
@@ -82,6 +93,8 @@ class PlannedModel:
     files: tuple[PlannedFile, ...]
     missing: tuple[str, ...]
     notes: tuple[str, ...]
+    staged: StagedSource | None
+    dropped: DroppedSource | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +111,8 @@ class PrewarmedModel:
     Attributes:
         path: Its directory, links resolved; null with ``--only``, which publishes nothing.
         location: Where a consumer looks; null likewise.
+        staged: With ``--stage-source``, what is in the Hub's cache for a server.
+        dropped: With ``--drop-source``, what is there no more.
     """
 
     model: str
@@ -110,6 +125,8 @@ class PrewarmedModel:
     bytes_linked: int
     seconds: float
     notes: tuple[str, ...]
+    staged: StagedSource | None
+    dropped: DroppedSource | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,33 +141,31 @@ class Prewarmed:
 @click.option("--dry-run", is_flag=True, help="Print the plan: files (-v: all), bytes, room needed. Build nothing.")
 @click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
 @click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
+@click.option("--stage-source", is_flag=True, help="Leave the Hub's cache as the server of --for needs it by name.")
+@click.option("--drop-source", is_flag=True, help="Take the source out of the Hub's cache, to serve by path.")
 @server_options
 @link_option
 @lock_option
 @build_options
 @common_options
-def prewarm(common: Common, models: tuple[str, ...], dry_run: bool, **choices: Any) -> None:
+def prewarm(
+    common: Common, models: tuple[str, ...], dry_run: bool, stage_source: bool, drop_source: bool, **choices: Any
+) -> None:
     """Bring models into the cache: fetch, check, fuse, publish.
 
     `overlay materialize` is the same command. It does nothing where nothing is to be done. After a killed run the same
     command goes on with the files that were finished.
     """
+    one_way(stage_source=stage_source, drop_source=drop_source, only=choices["only"])
     options = common.options(**choices)
     if dry_run:
         planned = PrewarmPlan(
-            tuple(_planned(overlay.plan(model, options, phase=phases(common.output)), options) for model in models)
+            tuple(_planned(common.output, model, options, stage=stage_source, drop=drop_source) for model in models)
         )
         common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))
         return
     done = Prewarmed(
-        tuple(
-            _prewarmed(
-                overlay.materialize(
-                    model, options, phase=phases(common.output), on_wait=_waiting(model, common.output)
-                ),
-            )
-            for model in models
-        )
+        tuple(_prewarmed(common.output, model, options, stage=stage_source, drop=drop_source) for model in models)
     )
     common.output.result(done, lambda: _done_text(done))
     for model in done.models:
@@ -163,10 +178,14 @@ def _waiting(model: str, output: Output) -> Callable[[str], None]:
     return lambda text: output.remark(f"{model}: {text}")
 
 
-def _planned(work: overlay.Work, options: overlay.Options) -> PlannedModel:
+def _planned(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PlannedModel:
     from overlay.cache.probe import filesystem_of
+    from overlay.materialization.by_name import plan_by_name
+    from overlay.materialization.dropping import plan_drop
     from overlay.materialization.request import open_cache
 
+    work, staged = plan_by_name(model, options, phase=phases(output)) if stage else (None, None)
+    work = work or overlay.plan(model, options, phase=phases(output))
     root = open_cache(options, create=False).root.path
     counters = work.counters
     return PlannedModel(
@@ -185,6 +204,8 @@ def _planned(work: overlay.Work, options: overlay.Options) -> PlannedModel:
         files=tuple(_planned_file(step) for step in work.steps),
         missing=tuple(f"{item.repo}@{item.revision}/{item.path}" for item in work.missing),
         notes=(*work.plan.notes, *work.notes),
+        staged=staged_source(staged) if staged else None,
+        dropped=dropped_source(plan_drop(model, options)) if drop else None,
     )
 
 
@@ -195,7 +216,18 @@ def _planned_file(step: Step) -> PlannedFile:
     return PlannedFile(step.output.path, step.how, fused, step.size)
 
 
-def _prewarmed(done: overlay.Materialization) -> PrewarmedModel:
+def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PrewarmedModel:
+    from overlay.materialization.by_name import materialize_by_name
+    from overlay.materialization.dropping import drop_source
+
+    on_wait = _waiting(model, output)
+    staged = dropped = None
+    if stage:
+        done, staged = materialize_by_name(model, options, phase=phases(output), on_wait=on_wait)
+    else:
+        done = overlay.materialize(model, options, phase=phases(output), on_wait=on_wait)
+    if drop:
+        dropped = drop_source(model, options, on_wait=on_wait)
     return PrewarmedModel(
         model=done.model,
         path=str(done.path) if done.path else None,
@@ -207,16 +239,22 @@ def _prewarmed(done: overlay.Materialization) -> PrewarmedModel:
         bytes_linked=done.counters.linked,
         seconds=round(done.seconds, 3),
         notes=done.notes,
+        staged=staged_source(staged) if staged else None,
+        dropped=dropped_source(dropped) if dropped else None,
     )
 
 
 def _plan_text(plan: PrewarmPlan, *, verbose: bool) -> Iterator[str]:
+    from overlay.materialization.links import copies
+
     for model in plan.models:
         present = f"  {style('present', 'good')}" if model.present else ""
         yield f"{style(model.model, 'strong')}{present}"
         short = style("  NOT ENOUGH", "bad") if model.room > model.free else ""
         room = f"room {format_bytes(model.room)} of {format_bytes(model.free)} free in {model.root}{short}"
         yield f"  {_moved(model, ('download', 'read', 'write', 'link'))} · {room}"
+        yield from staged_text(model.staged, "download another")
+        yield from dropped_text(model.dropped, "will drop")
         rows = [[part, ", ".join(_summary(files))] for part, files in _by_component(model.files).items()]
         if model.adapters:
             pairs = ", ".join(f"{adapter.name} {counted(adapter.pairs, 'pair')}" for adapter in model.adapters)
@@ -249,6 +287,8 @@ def _done_text(done: Prewarmed) -> Iterator[str]:
         yield f"{style(model.model, 'strong')}  {model.result} in {format_seconds(model.seconds)} · {moved}"
         if model.path:
             yield f"  {model.path}"
+        yield from staged_text(model.staged, "downloaded another")
+        yield from dropped_text(model.dropped, "dropped")
 
 
 def _moved(model: PlannedModel | PrewarmedModel, verbs: tuple[str, str, str, str]) -> str:

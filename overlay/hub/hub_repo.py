@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -247,6 +248,22 @@ class HubRepo:
         if blob is None or not blob.is_file() or blob.stat().st_size != file.size:
             return None
         return blob.resolve()
+
+    def link_known(self, path: str) -> None:
+        """Give the snapshot a file that another commit brought, as the client would; nothing where none has it.
+
+        A filesystem without symlinks leaves it to the client.
+        """
+        if (self.snapshot / path).is_file() or self._of_other_commit(path) is None:
+            return
+        file, link = self._file(path), self.snapshot / path
+        target = os.path.relpath(self._storage / "blobs" / (file.sha256 or file.blob_id or ""), link.parent)
+        # Staged outside: what a killed run leaves in a snapshot would count as a file of the repo.
+        staged = self._storage / f".overlay-{os.urandom(8).hex()}.tmp"
+        with suppress(OSError):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            staged.symlink_to(target)
+            staged.replace(link)
 
     def _damaged(self, path: str, blob: Path, found: str, **data: Any) -> NotHere:
         """What lies in the Hub's cache is not the commit's file: that is a matter of this host, and of no repo."""

@@ -106,7 +106,16 @@ def resolved(model: str, registry: Registry, options: Options) -> Resolution:
         InvalidUsage: Unknown model, or a server that has no overlays.
         BrokenInput: The manifest of an overlay folder is unusable.
     """
-    resolution = resolve_model(model, registry)
+    server = options.server
+    resolution = resolve_model(model, registry, served=server is not None and server.name == "sglang")
+    told = resolution.entry.server
+    if server is not None and server.with_override and told is not None and told.of_entry:
+        raise InvalidUsage(
+            f"{model}: is the overlay itself, and a server that is given it takes nothing from an exported registry",
+            code="option-conflict",
+            hint=f"leave --with-override away, or name the model, {resolution.model}",
+            model=model,
+        )
     return replace(resolution, entry=sglang.for_server(resolution.entry, options.server))
 
 

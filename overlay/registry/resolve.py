@@ -6,6 +6,7 @@ The order and the matching are those of sglang 0.5.23, so that both take the sam
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["resolve"]
 
 
-def resolve(model: str, registry: Registry) -> Resolution:
+def resolve(model: str, registry: Registry, *, served: bool = False) -> Resolution:
     """What a name or a path stands for.
 
     Args:
@@ -31,15 +32,19 @@ def resolve(model: str, registry: Registry) -> Resolution:
             ``/`` of the key or because it lies in that repo's folder of a Hub cache (``models--org--name``); else an
             overlay folder (one with ``_overlay/overlay_manifest.json``).
         registry: The registry in force.
+        served: As a server takes it, to which the repo id of an overlay stands for the model that it is of.
 
     Raises:
-        InvalidUsage: None of these, or a folder that maps to more than one key.
+        InvalidUsage: None of these, or a folder or an overlay that maps to more than one key.
         BrokenInput: The manifest of an overlay folder is unusable.
     """
     if model in registry.entries:
         return _resolution(registry, registry.entries[model])
     if not os.path.exists(model):  # noqa: PTH110 - Path refuses some texts that are no path at all
-        raise _unknown(model, registry)
+        overlaid = [key for key, entry in registry.entries.items() if entry.overlay and entry.overlay.repo == model]
+        if served and len(overlaid) == 1:
+            return _direct_overlay_repo(registry, registry.entries[overlaid[0]], model)
+        raise _overlay_not_model(model, overlaid, served=served) if overlaid else _unknown(model, registry)
     folder = Path(os.path.abspath(model))  # noqa: PTH100 - resolve() would replace the user's name for a link
     if not folder.is_dir():
         raise InvalidUsage(f"{folder}: is a file; expected a model or a folder", code="not-a-folder", where=str(folder))
@@ -134,6 +139,25 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
     return _resolution(registry, entry, notes)
 
 
+def _direct_overlay_repo(registry: Registry, entry: Entry, model: str) -> Resolution:
+    """An overlay repo that a server is given by name: it is built as pinned, but the server asks for its main."""
+    told = ServerSpec(model, "main", None, of_entry=True)
+    note = f"a server looks at this location only when it is started with exactly --model-path {model}"
+    return _resolution(registry, replace(entry, server=told), [note])
+
+
+def _overlay_not_model(model: str, overlaid: list[str], *, served: bool) -> InvalidUsage:
+    hint = f"overlay resolve {overlaid[0]}"
+    if not served:
+        hint = f"name the model, {overlaid[0]}; or add --for sglang, for a server that is given the overlay's name"
+    return InvalidUsage(
+        f"{model} is the overlay of {', '.join(overlaid)}, not a model",
+        code="overlay-not-model",
+        hint=hint,
+        models=overlaid,
+    )
+
+
 def _source_model_id(folder: Path, found: str | None) -> str:
     from overlay.registry.schema import check_repo  # pydantic is slow to import
 
@@ -160,14 +184,6 @@ def _told_pin(repo: str, revision: str) -> Pin:
 def _unknown(model: str, registry: Registry) -> InvalidUsage:
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         return InvalidUsage(f"{model}: no such folder", code="no-such-folder", hint=f"ls {Path(model).parent}")
-    overlaid = [key for key, entry in registry.entries.items() if entry.overlay and entry.overlay.repo == model]
-    if overlaid:
-        return InvalidUsage(
-            f"{model} is the overlay of {', '.join(overlaid)}, not a model",
-            code="overlay-not-model",
-            hint=f"overlay resolve {overlaid[0]}",
-            models=overlaid,
-        )
     packaged = str(packaged_registry())
     searched = registry.path if registry.path == packaged else f"{registry.path} and not in {packaged} below it"
     return InvalidUsage(

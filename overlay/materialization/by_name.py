@@ -1,0 +1,215 @@
+"""Serving by name: the Hub's cache filled as a server needs it that resolves the source before it looks at ours.
+
+Such a server asks the Hub's cache for the overlay's metadata and for the source, by a commit or by a branch, and then
+for the materialization. Where something of that is missing it asks the Hub, and where a branch leads elsewhere it
+builds by itself: so all of it is here, at the pinned commits, or the run is refused before it moves a weight.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from overlay.cache.disk import existing, free_room
+from overlay.cache.presence import building
+from overlay.consumers.sglang.asked import asked_of
+from overlay.errors import CannotWrite, InvalidUsage
+from overlay.formats.overlay_repo import METADATA_PATTERNS
+from overlay.formats.wording import format_bytes
+from overlay.hub import HubRepo, open_repo
+from overlay.hub.hub_cache import hub_cache
+from overlay.hub.serving import Branch, complete_snapshot, require_listing
+from overlay.materialization.materialize import materialize, plan
+from overlay.materialization.name_checks import (
+    elsewhere,
+    require_asked_commit,
+    require_hub_cache,
+    require_named_source,
+    require_no_extras,
+    require_required_files,
+)
+from overlay.materialization.publishing import where_one_may
+from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
+from overlay.materialization.resolve import resolve
+from overlay.registry import COMMIT, load_registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from overlay.cache import Cache
+    from overlay.hub import Repo
+    from overlay.materialization.materialize import Materialization
+    from overlay.materialization.request import Phase
+    from overlay.materialization.survey import Work
+    from overlay.registry import Entry, Pin
+
+__all__ = ["Staged", "materialize_by_name", "plan_by_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a server finds in the Hub's cache.
+
+    Attributes:
+        files: That it asks for.
+        nbytes: Of those fetched for it alone, not for the build.
+        branches: Files of the Hub's cache that lead to a pinned commit now, and did not exist before.
+    """
+
+    files: int
+    nbytes: int
+    branches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One repo: the files that are asked for, and the branch that must lead to its commit, where one is asked for."""
+
+    repo: HubRepo
+    paths: tuple[str, ...]
+    branch: Branch | None
+
+
+def plan_by_name(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> tuple[Work, Staged]:
+    """What :func:`materialize_by_name` would do; the room of the work counts what is fetched beside the build.
+
+    Raises:
+        OverlayError: As :func:`materialize_by_name` up to its first write.
+    """
+    parts = _parts(model, options)
+    work = plan(model, options, phase=phase)
+    to_build = None if work.is_present else work
+    staged = _outlook(parts, to_build)
+    return replace(work, room=_room(staged, to_build, open_cache(options, create=False))), staged
+
+
+def materialize_by_name(
+    model: str,
+    options: Options = DEFAULTS,
+    *,
+    phase: Phase = silent,
+    on_wait: Callable[[str], None] | None = None,
+) -> tuple[Materialization, Staged]:
+    """Bring a model into the cache, and into the Hub's cache what a server needs that is given the model's name.
+
+    Args:
+        options: They name the server; the others are those of :func:`materialize`.
+
+    Raises:
+        CheckFailed: A branch of the Hub's cache leads to another commit (``branch-elsewhere``), or a server would not
+            find the model all the same.
+        InvalidUsage: No server is named that looks a model up, or there is no Hub cache to fill.
+        OverlayError: As :func:`materialize`.
+    """
+    parts = _parts(model, options)
+    is_present = resolve(model, options).state.name == "present"
+    work = None if is_present else plan(model, options, phase=phase)
+    staged = _outlook(parts, work)
+    cache = open_cache(options, create=False)
+    _require_room(staged, work, cache)
+    done = materialize(model, options, phase=phase, on_wait=on_wait)
+    with where_one_may(building(cache.root)):  # nobody drops these files meanwhile
+        missing = _missing(parts)
+        with phase("download", sum(missing.values())) if missing else nullcontext(None) as update:
+            for part in parts:
+                complete_snapshot(part.repo, part.paths, update)
+        for part in parts:  # last, so that no branch leads to a snapshot that is not whole
+            if part.branch and not part.branch.create(part.repo.revision):
+                raise elsewhere(part.branch, part.repo.revision, resolve(model, options).resolution.entry)
+    return done, staged
+
+
+def _parts(model: str, options: Options) -> tuple[_Part, ...]:
+    """What must be in the Hub's cache, if nothing there or in the pins is against it."""
+    from overlay.formats.manifest import read_manifest
+
+    require_hub_cache(options)
+    resolution = resolved(model, load_registry(options.registry), options)
+    entry = resolution.entry
+    overlay_pin, told = entry.overlay, entry.server
+    if overlay_pin is None or told is None:
+        raise InvalidUsage(
+            f"{model}: has no overlay, so no server looks it up by name",
+            code="no-overlay",
+            hint=f'serve by path: sglang serve --model-path "$(overlay path {model})"',
+            model=model,
+        )
+    overlay = _opened(overlay_pin, options, METADATA_PATTERNS)
+    manifest = read_manifest(overlay)
+    asked = asked_of(told, manifest)
+    parts = []
+    if isinstance(overlay, HubRepo):
+        require_named_source(entry, overlay, manifest)
+        require_no_extras(overlay)
+        parts.append(_part(overlay, overlay.paths(), asked.overlay, entry))
+    if resolution.source_folder is None:
+        source = _opened(entry.source, options)
+        if isinstance(source, HubRepo):
+            wanted = [path for path in source.paths() if asked.wants(path)]
+            require_required_files(source, wanted, asked)
+            parts.append(_part(source, wanted, asked.source, entry))
+    return tuple(parts)
+
+
+def _opened(pin: Pin, options: Options, only: Sequence[str] | None = None) -> Repo:
+    memo = open_memo(open_cache(options, create=False), write=False)
+    repo = open_repo(pin, hub=None, offline=options.offline, memo=memo, allow_floating=False, only=only)
+    if isinstance(repo, HubRepo):
+        require_listing(repo)
+    return repo
+
+
+def _part(repo: HubRepo, paths: Sequence[str], asked: str, entry: Entry) -> _Part:
+    """The part, if the revision that is asked for is the pinned commit, or can be made to lead there."""
+    if COMMIT.fullmatch(asked):
+        require_asked_commit(repo, asked, entry)
+        return _Part(repo, tuple(paths), None)
+    branch = Branch(repo.repo, asked)
+    if branch.commit() not in (None, repo.revision):
+        raise elsewhere(branch, repo.revision, entry)
+    return _Part(repo, tuple(paths), branch)
+
+
+def _missing(parts: Sequence[_Part]) -> dict[tuple[str, str], int]:
+    """Bytes of each file to fetch, by repo and path."""
+    return {
+        (part.repo.repo, path): part.repo.size(path)
+        for part in parts
+        for path in part.paths
+        if part.repo.local(path) is None
+    }
+
+
+def _outlook(parts: Sequence[_Part], work: Work | None) -> Staged:
+    """What is to be done beside a build; ``work`` is the build's, None where the model is present."""
+    by_build = {(item.repo, item.path) for item in work.missing} if work else set()
+    nbytes = sum(size for key, size in _missing(parts).items() if key not in by_build)
+    branches = tuple(str(part.branch.file) for part in parts if part.branch and part.branch.commit() is None)
+    return Staged(sum(len(part.paths) for part in parts), nbytes, branches)
+
+
+def _shares_filesystem(cache: Cache) -> bool:
+    return existing(hub_cache()).stat().st_dev == existing(cache.root.path).stat().st_dev
+
+
+def _room(staged: Staged, work: Work | None, cache: Cache) -> int:
+    """Bytes that the cache root's filesystem needs, for the build and for what is fetched beside it there."""
+    return (work.room if work else 0) + (staged.nbytes if _shares_filesystem(cache) else 0)
+
+
+def _require_room(staged: Staged, work: Work | None, cache: Cache) -> None:
+    cache.require_room(_room(staged, work, cache))
+    if _shares_filesystem(cache):
+        return
+    where = existing(hub_cache())
+    needed, free = staged.nbytes + (sum(item.size for item in work.missing) if work else 0), free_room(where)
+    if free < needed:
+        raise CannotWrite(
+            f"{where}: {format_bytes(needed)} to download, {format_bytes(free)} free",
+            code="no-room",
+            hint="free some room there (hf cache ls), or move the Hub's cache with HF_HOME or HF_HUB_CACHE",
+            where=str(where),
+            needed=needed,
+            free=free,
+        )

@@ -1,0 +1,140 @@
+"""Serving by path: the source taken out of the Hub's cache once the tree that was built of it stands by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from overlay.cache.presence import builds_run, collecting
+from overlay.errors import BrokenInput, InvalidUsage, NotHere, TryAgain
+from overlay.materialization.record import read_record
+from overlay.materialization.request import DEFAULTS, Options, open_cache
+from overlay.materialization.resolve import resolve
+from overlay.materialization.verify import quick_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from overlay.hub.dropping import Drop
+    from overlay.registry import Entry
+
+__all__ = ["Dropped", "drop_source", "plan_drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What is no more in the Hub's cache.
+
+    Attributes:
+        commits: ``org/name@commit`` of the source and of the needs, as far as they were there.
+        names: Bytes of the files that lost their name there.
+        freed: Those of them that the disk got back; the others have another name, mostly in the cache itself.
+    """
+
+    commits: tuple[str, ...]
+    names: int
+    freed: int
+
+
+def plan_drop(model: str, options: Options = DEFAULTS) -> Dropped:
+    """What :func:`drop_source` would take out of what is in the Hub's cache now, whether the model is built or not.
+
+    Raises:
+        OverlayError: As :func:`drop_source`, but that the model is not here.
+    """
+    require_hub(options)
+    found = resolve(model, options)
+    pins = _pins(found.resolution.entry, found.state.tree if found.state.name == "present" else None)
+    return _result(_look(pins))
+
+
+def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[str], None] | None = None) -> Dropped:
+    """Take the source and the needs of a model that is here out of the Hub's cache, at the commits it was built of.
+
+    The overlay's small files stay, and so does whatever else is there. No build of this cache root is robbed; those of
+    other roots on the same Hub cache are not seen.
+
+    Raises:
+        NotHere: The model is not here, or not whole.
+        InvalidUsage: There is no Hub cache (``hub``).
+        TryAgain: A build is at work, or a download of one of the repos is not finished.
+        BrokenInput: The Hub's cache is not what its client makes.
+        CannotWrite: The system refuses.
+    """
+    require_hub(options)
+    found = resolve(model, options)
+    state, cache = found.state, open_cache(options, create=False)
+    if state.name != "present" or state.tree is None or state.location is None:
+        raise NotHere(
+            f"{model}: {state.name}{f': {state.why}' if state.why else ''}; its source is still needed",
+            code=f"model-{state.name}",
+            hint=f"overlay prewarm {model}",
+            model=model,
+        )
+    lock = cache.lock(state.location.name, timeout=options.lock_timeout, on_wait=on_wait)
+    with lock, collecting(cache.root):  # a build that starts now waits, and then sees what is gone
+        if builds_run(cache.root):
+            raise TryAgain(
+                f"{cache.root.path}: another process builds, perhaps from the same source",
+                code="build-at-work",
+                hint="run the same command again when it is done",
+                where=str(cache.root.path),
+            )
+        drop = _look(_pins(found.resolution.entry, state.tree))
+        drop.execute()
+    _require_intact(state.tree)
+    return _result(drop)
+
+
+def require_hub(options: Options) -> None:
+    """Refuse a folder in the Hub's place.
+
+    Raises:
+        InvalidUsage: ``option-conflict``.
+    """
+    if options.hub is not None:
+        raise InvalidUsage(
+            f"{options.hub}: stands for the Hub, so there is nothing of the source in the Hub's cache",
+            code="option-conflict",
+            hint="leave --hub away (unset OVERLAY_HUB) to drop what is in the Hub's cache",
+            where=str(options.hub),
+        )
+
+
+def _pins(entry: Entry, tree: Path | None) -> Iterable[tuple[str, str | None]]:
+    """Repos and commits beside the overlay: as the tree was built, else as pinned."""
+    record = read_record(tree) if tree is not None else None
+    if record is not None:
+        overlay = entry.overlay.repo if entry.overlay else None
+        return [(repo.repo, repo.revision) for repo in record.repos if repo.repo != overlay]
+    return [(pin.repo, pin.revision) for pin in (entry.source, *(need.pin for need in entry.needs))]
+
+
+def _look(pins: Iterable[tuple[str, str | None]]) -> Drop:
+    from overlay.hub.dropping import look  # the network stack, only where something is dropped
+    from overlay.registry import COMMIT
+
+    commits: dict[str, set[str]] = {}
+    for repo, revision in pins:
+        if revision is not None and COMMIT.fullmatch(revision):  # a folder has none
+            commits.setdefault(repo, set()).add(revision)
+    return look(commits)
+
+
+def _result(drop: Drop) -> Dropped:
+    return Dropped(drop.commits, drop.names, drop.freed)
+
+
+def _require_intact(tree: Path) -> None:
+    """The tree links nothing of what was dropped; looked at all the same, because there is no way back."""
+    record = read_record(tree)
+    problems = quick_problems(tree, record) if record else []
+    if record is None or problems:
+        what = f"{problems[0].path}: {problems[0].what}" if problems else "has no record"
+        raise BrokenInput(
+            f"{tree}: not whole any more after the source was dropped: {what}",
+            code="tree-damaged",
+            hint="overlay cache repair",
+            where=str(tree),
+        )

@@ -1,0 +1,170 @@
+"""What would keep a server that is given a model's name from finding it, though the Hub's cache is filled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from overlay.consumers import sglang
+from overlay.consumers.server import version_text
+from overlay.errors import BrokenInput, CheckFailed, InvalidUsage
+from overlay.formats.overlay_repo import MANIFEST_PATH
+from overlay.formats.wording import some
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from overlay.consumers.sglang.asked import Asked
+    from overlay.formats.manifest import Manifest
+    from overlay.hub import HubRepo
+    from overlay.hub.serving import Branch
+    from overlay.materialization.request import Options
+    from overlay.registry import Entry
+
+__all__ = [
+    "elsewhere",
+    "require_asked_commit",
+    "require_hub_cache",
+    "require_named_source",
+    "require_no_extras",
+    "require_required_files",
+]
+
+_BY_PATH = 'serve by path: sglang serve --model-path "$(overlay path MODEL)"'
+
+
+def require_hub_cache(options: Options) -> None:
+    """Refuse options that name no server which asks the Hub's cache, or no Hub cache.
+
+    Raises:
+        InvalidUsage: ``option-conflict``.
+    """
+    if options.server is None or options.server.name != "sglang":
+        raise InvalidUsage(
+            "the Hub's cache is filled as a server asks for it, and sglang is not named",
+            code="option-conflict",
+            hint="add --for sglang, or --for sglang==VERSION",
+        )
+    if options.hub is not None:
+        raise InvalidUsage(
+            f"{options.hub}: stands for the Hub, so there is no Hub cache to fill",
+            code="option-conflict",
+            hint="leave --hub away (unset OVERLAY_HUB), or serve by path, which needs no source",
+            where=str(options.hub),
+        )
+    if options.only:
+        raise InvalidUsage(
+            "--only publishes nothing, so no server could find it",
+            code="option-conflict",
+            hint="leave --only away",
+        )
+
+
+def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
+    """The finding that a branch of the Hub's cache leads to another commit than the pinned one."""
+    found = branch.commit()
+    is_overlay = entry.overlay is not None and entry.overlay.repo == branch.repo
+    if is_overlay:
+        then = "takes the overlay's files there, looks for them in another directory, and builds by itself"
+        way = f"start it with --model-path {entry.model}"
+    else:
+        then = "takes the source there, and fetches what is missing of it"
+        way = "add --with-override and export what `overlay env` says" if _may_be_told_source(entry) else ""
+    instead = f"{way}; or {_BY_PATH}" if way else _BY_PATH
+    return CheckFailed(
+        f"{branch.file}: says {found!r}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
+        f"for {branch.name}, {then}",
+        code="branch-elsewhere",
+        hint=f"a branch that is there is never moved: {instead}",
+        where=str(branch.file),
+        found=found,
+        expected=commit,
+        repo=branch.repo,
+        branch=branch.name,
+    )
+
+
+def require_asked_commit(repo: HubRepo, asked: str, entry: Entry) -> None:
+    """Refuse a source of which the server asks for another commit than the pinned one.
+
+    Raises:
+        CheckFailed: ``other-source-revision``.
+    """
+    if asked != repo.revision:
+        raise CheckFailed(
+            f"{repo.repo}: pinned to {repo.revision}, but {_server(entry)} asks for {asked}, which is what it was told "
+            "or what the overlay's manifest says",
+            code="other-source-revision",
+            hint=f"pin that commit in the registry, or {_BY_PATH}",
+            repo=repo.repo,
+            asked=asked,
+            revision=repo.revision,
+        )
+
+
+def require_named_source(entry: Entry, overlay: HubRepo, manifest: Manifest) -> None:
+    """Refuse an overlay that is served by its own name and names another source than its entry is of.
+
+    Raises:
+        BrokenInput: ``other-source-model``.
+    """
+    if _is_direct(entry) and manifest.source_model_id != entry.model:
+        where = overlay.where(MANIFEST_PATH)
+        raise BrokenInput(
+            f"{where}: source_model_id is {manifest.source_model_id!r}, expected {entry.model}, whose overlay it is",
+            code="other-source-model",
+            hint=f"start the server with --model-path {entry.model}",
+            where=where,
+        )
+
+
+def require_no_extras(overlay: HubRepo) -> None:
+    """Refuse a snapshot that holds more than a server fetches: it hashes all that it finds there.
+
+    Raises:
+        CheckFailed: ``extra-overlay-files``.
+    """
+    if extras := sglang.extra_files(overlay.extras()):
+        raise CheckFailed(
+            f"{overlay.snapshot}: holds more than a server fetches ({some(extras)}); one that finds them there looks in"
+            " another directory, and builds by itself",
+            code="extra-overlay-files",
+            hint=f"remove them from there, or {_BY_PATH}",
+            where=str(overlay.snapshot),
+            files=list(extras),
+        )
+
+
+def require_required_files(source: HubRepo, wanted: Collection[str], asked: Asked) -> None:
+    """Refuse a source without the files that the manifest requires: a server fetches all of it anew, and gives up.
+
+    Raises:
+        CheckFailed: ``required-not-asked``.
+    """
+    below = {
+        "/".join(parts[:end]) for path in wanted for parts in [path.split("/")] for end in range(1, len(parts) + 1)
+    }
+    if missing := [path for path in asked.required if path not in below]:
+        raise CheckFailed(
+            f"{source.name}: no {some(missing)} among the files that a server asks for, but the overlay's manifest "
+            "requires them",
+            code="required-not-asked",
+            hint=f"pin a revision of the source that has them (overlay check), or {_BY_PATH}",
+            repo=source.repo,
+            missing=missing,
+        )
+
+
+def _server(entry: Entry) -> str:
+    version = entry.server.version if entry.server else None
+    return f"sglang {version_text(version)}" if version else "sglang"
+
+
+def _may_be_told_source(entry: Entry) -> bool:
+    """Whether this server, started another way, would ask for the commit itself."""
+    release = sglang.release_of(entry.server.version if entry.server else None)
+    return release.hashes_source_revision and not _is_direct(entry)
+
+
+def _is_direct(entry: Entry) -> bool:
+    """Whether the server is given the overlay's name, so that it asks for its main; else it was told the pin."""
+    return entry.server is not None and entry.server.of_entry and entry.server.overlay_revision == "main"
