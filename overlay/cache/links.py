@@ -19,7 +19,17 @@ from overlay.formats.local import explain_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SMALL_FILE", "How", "LinkMode", "LinkResult", "input_changed", "is_small", "link_file", "ways"]
+__all__ = [
+    "SMALL_FILE",
+    "How",
+    "LinkMode",
+    "LinkResult",
+    "input_changed",
+    "is_small",
+    "link_file",
+    "ways",
+    "ways_into_tree",
+]
 
 LinkMode = Literal["auto", "reflink", "hardlink", "copy"]
 How = Literal["reflink", "hardlink", "copy"]
@@ -44,11 +54,28 @@ class LinkResult:
     path: Path
 
 
-def ways(mode: LinkMode, *, shared_store: bool) -> tuple[How, ...]:
-    """What ``mode`` allows, in the order to try; hardlinks come by themselves only from a store nobody edits."""
+def ways(mode: LinkMode, *, shared_store: bool, size: int) -> tuple[How, ...]:
+    """What ``mode`` allows for a file of this size that comes in from outside, in the order to try.
+
+    Hardlinks come by themselves only from a store nobody edits, and only of files too large to be rewritten in place.
+    """
     if mode != "auto":
         return (mode,)
-    return ("reflink", "hardlink", "copy") if shared_store else ("reflink", "copy")
+    return ("reflink", "hardlink", "copy") if shared_store and size >= SMALL_FILE else ("reflink", "copy")
+
+
+def ways_into_tree(path: str, *, small: bool) -> tuple[How, ...]:
+    """How an object may come to ``path`` in a tree, in the order to try.
+
+    Args:
+        path: Its name tells whether it is one of our own safetensors, which are never written again.
+        small: The consumer may rewrite it (:func:`is_small`), so it gets an inode of its own.
+    """
+    if small:
+        return ("reflink", "copy")
+    if path.endswith(".safetensors"):
+        return ("hardlink", "reflink", "copy")
+    return ("reflink", "hardlink", "copy")
 
 
 def is_small(path: str, size: int) -> bool:

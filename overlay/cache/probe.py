@@ -1,26 +1,18 @@
-"""What a root's filesystem can do, found by doing it in a scratch folder that is removed again.
-
-Made for ``overlay doctor`` and for the plan, which must know whether files can be linked before it counts the room.
-"""
+"""What a root's filesystem can do, found by doing it in a scratch folder that is removed again; for a report."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
-import shutil
-import tempfile
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import existing
-from overlay.cache.links import How, LinkMode, link_file, ways
-from overlay.cache.staging import staging
+from overlay.cache.links import How, link_file
+from overlay.cache.outlook import link_outlook, reason, sample_of, scratch
 from overlay.errors import BrokenInput, OverlayError
 
 if TYPE_CHECKING:
@@ -28,7 +20,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Filesystem", "LinkOutlook", "Probe", "RootReport", "filesystem_of", "link_outlook", "probe_root"]
+__all__ = ["Filesystem", "Probe", "RootReport", "filesystem_of", "probe_root"]
 
 _LAYERED = {"overlay", "aufs", "fuse.fuse-overlayfs"}
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -74,14 +66,6 @@ class RootReport:
     probes: tuple[Probe, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LinkOutlook:
-    """How files of one place would come into the cache (None: not at all), and why not in a cheaper way."""
-
-    how: How | None
-    why: str
-
-
 def probe_root(root: CacheRoot, hub: Path | None = None) -> RootReport:
     """Try everything that publishing rests on.
 
@@ -90,44 +74,18 @@ def probe_root(root: CacheRoot, hub: Path | None = None) -> RootReport:
         hub: Folder that files would be linked from, such as the Hub's cache; nothing is written there.
     """
     try:
-        with _scratch(root) as folder:
+        with scratch(root) as folder:
             probes = [Probe("write", ok=True), *(_try(name, probe, folder) for name, probe in _PROBES.items())]
             if hub is not None:
-                probes += _from_folder(hub, folder)
+                probes += _from_folder(hub, root)
     except (OSError, OverlayError) as error:
         names = [*_PROBES, *(_FROM_FOLDER if hub is not None else ())]
         probes = [
-            Probe("write", ok=False, why=_reason(error)),
+            Probe("write", ok=False, why=reason(error)),
             *(Probe(name, ok=None, why="not writable") for name in names),
         ]
     exists = existing(root.own) == root.own
     return RootReport(root.path, root.decided_by, exists, filesystem_of(root.path), tuple(probes))
-
-
-def link_outlook(root: CacheRoot, source: Path, mode: LinkMode, *, shared_store: bool) -> LinkOutlook:
-    """What :meth:`Cache.link_object` would do with this file, found by linking it into a scratch folder.
-
-    Args:
-        root: The root; it need not exist.
-        source: One file of the place in question.
-        mode: As for ``link_object``; ``shared_store`` likewise.
-        shared_store: The file lies in a store that nobody edits.
-    """
-    reasons: list[str] = []
-    try:
-        with _scratch(root) as folder:
-            for how in ways(mode, shared_store=shared_store):
-                if how == "copy":
-                    return LinkOutlook("copy", "; ".join(reasons) or "asked for")
-                try:
-                    link_file(source.resolve(), folder / f"{how}-{source.name}", (how,))
-                except OSError as error:
-                    reasons.append(f"{how}: {_reason(error)}")
-                else:
-                    return LinkOutlook(how, "; ".join(reasons))
-    except (OSError, OverlayError) as error:
-        reasons.append(_reason(error))
-    return LinkOutlook(None, "; ".join(reasons))
 
 
 def filesystem_of(path: Path) -> Filesystem:
@@ -162,36 +120,31 @@ def _mount_of(place: Path) -> tuple[str, str]:
     return found
 
 
-@contextmanager
-def _scratch(root: CacheRoot) -> Iterator[Path]:
-    """A folder where the root is, or where it would be."""
-    if root.own.is_dir():
-        with staging(root) as folder:
-            yield folder
-    else:
-        folder = Path(tempfile.mkdtemp(prefix=".overlay-probe-", dir=existing(root.path)))
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def _try(name: str, probe: Callable[[Path], str | None], scratch: Path) -> Probe:
     folder = scratch / name.replace(" ", "-")
     folder.mkdir()
     try:
         problem = probe(folder)
     except (OSError, BrokenInput) as error:
-        problem = _reason(error)
+        problem = reason(error)
     return Probe(name, ok=problem is None, why=problem or "")
 
 
-def _from_folder(hub: Path, scratch: Path) -> list[Probe]:
-    # A link changes the time stamps of an inode: take one whose digest is quickly computed again.
-    sample = min(_some_files(hub), key=lambda path: path.stat().st_size, default=None)
-    if sample is None:
+def _from_folder(hub: Path, root: CacheRoot) -> list[Probe]:
+    """One answer for each way, and one more for files that are somebody else's."""
+    samples: dict[int, Path] = {}
+    for path in _some_files(hub):
+        samples.setdefault(path.stat().st_uid, path)
+    if not samples:
         return [Probe(name, ok=None, why=f"no file under {hub} to try with") for name in _FROM_FOLDER]
-    return [_try(name, partial(_link, sample, how), scratch) for name, how in _FROM_FOLDER.items()]
+    own = os.geteuid()
+    found = []
+    for uid, path in sorted(samples.items(), key=lambda item: (item[0] != own, item[0])):
+        whose = "" if len(samples) == 1 or uid == own else f", of uid {uid}"
+        for name, how in _FROM_FOLDER.items():
+            outlook = link_outlook(root, sample_of(path)[0], (how,))
+            found.append(Probe(f"{name}{whose}", ok=outlook.how == how, why=outlook.why.removeprefix(f"{how}: ")))
+    return found
 
 
 def _some_files(folder: Path) -> Iterator[Path]:
@@ -268,12 +221,6 @@ def _copy_file_range(folder: Path) -> str | None:
     with _file(folder, "a").open("rb") as source, (folder / "b").open("wb") as dest:
         copied = os.copy_file_range(source.fileno(), dest.fileno(), 5)
     return None if copied == 5 else f"{copied} of 5 bytes copied"  # noqa: PLR2004 - the length of the sample
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.errno:
-        return f"{os.strerror(error.errno)} ({errno.errorcode.get(error.errno, error.errno)})"
-    return str(error)
 
 
 _PROBES: dict[str, Callable[[Path], str | None]] = {

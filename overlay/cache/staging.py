@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["is_abandoned", "is_locked", "owned_folder", "staging"]
+__all__ = ["is_abandoned", "is_locked", "owned_folder", "remove_abandoned", "staging"]
 
 # Seconds. A process of another host or container cannot be seen: where nobody wrote for so long, it is taken for gone.
 _SILENCE = 24 * 3600.0
@@ -54,6 +54,14 @@ def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the folders of this prefix that killed processes left in ``parent``, as far as it can be listed."""
+    with suppress(OSError):
+        for folder in parent.iterdir():
+            if folder.name.startswith(prefix) and is_abandoned(folder, prefix):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_abandoned(folder: Path, prefix: str = "") -> bool:

@@ -46,6 +46,7 @@ class FusedFolder:
     Attributes:
         path: The new folder.
         left_out: Files of the base that were not taken along.
+        notes: Why files were copied, where nobody asked for that.
         start_seconds: Of ``seconds``, the import of torch and the start-up test of the device.
     """
 
@@ -60,6 +61,7 @@ class FusedFolder:
     room: int
     seconds: float
     start_seconds: float
+    notes: tuple[str, ...]
 
 
 @click.command()
@@ -114,6 +116,7 @@ def _document(found: overlay.Fusion, rule: str, *, dry_run: bool) -> FusedFolder
         room=found.room,
         seconds=round(found.seconds, 3),
         start_seconds=round(found.start_seconds, 3),
+        notes=found.notes,
     )
 
 
@@ -136,4 +139,5 @@ def _text(found: FusedFolder) -> Iterator[str]:
             ["adapter", adapter.name, f"{counted(adapter.pairs, 'pair')} ({adapter.kind}), scale {scales}: {origins}"]
         )
     rows += [["left out", path] for path in found.left_out]
+    rows += [["note", note] for note in found.notes]
     yield from columns(rows)

@@ -47,12 +47,14 @@ class PlannedFile:
     Attributes:
         how: ``generate`` and ``alias`` are made anew each time, ``present`` is in the cache, the others cost bytes.
         fused: Whether adapters are folded into it.
+        why: Of a file that is carried over: what keeps it from a cheaper way; empty where nothing does.
     """
 
     path: str
     how: Literal["generate", "alias", "present", "build", "reflink", "hardlink", "copy"]
     fused: bool
     size: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +215,7 @@ def _planned_file(step: Step) -> PlannedFile:
     from overlay.planning.outputs import SafetensorsFile
 
     fused = isinstance(step.output, SafetensorsFile) and step.output.is_fused
-    return PlannedFile(step.output.path, step.how, fused, step.size)
+    return PlannedFile(step.output.path, step.how, fused, step.size, step.why)
 
 
 def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PrewarmedModel:
@@ -259,10 +261,13 @@ def _plan_text(plan: PrewarmPlan, *, verbose: bool) -> Iterator[str]:
         if model.adapters:
             pairs = ", ".join(f"{adapter.name} {counted(adapter.pairs, 'pair')}" for adapter in model.adapters)
             rows.append(["adapters", f"{pairs}, rule {model.rule}"])
+        rows += [
+            ["copied", text] for text in copies((file.size, file.why) for file in model.files if file.how == "copy")
+        ]
         rows += [["note", note] for note in model.notes]
         yield from columns(rows)
         if verbose:
-            yield from columns([[file.how, format_bytes(file.size), file.path] for file in model.files])
+            yield from columns([[file.how, format_bytes(file.size), file.path, file.why] for file in model.files])
             yield from columns([["download", path] for path in model.missing])
 
 

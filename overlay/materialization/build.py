@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.materialization.survey import Step
     from overlay.planning.outputs import Input
 
-__all__ = ["Builder", "Carried", "Made", "Sink", "Write", "recorded", "require_device", "start_engine"]
+__all__ = ["Builder", "Carried", "Linked", "Made", "Sink", "Write", "recorded", "require_device", "start_engine"]
 
 
 Linked = Literal["present", "reflink", "hardlink", "copy"]

@@ -7,24 +7,25 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import fsync
-from overlay.cache.links import ways
+from overlay.cache.layout import CacheRoot
 from overlay.errors import InvalidUsage, NotHere, OverlayError
 from overlay.fingerprint import DigestMemo, file_digest, part_digest, safetensors_digest
 from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.files import Folder
 from overlay.materialization.build import Builder, require_device, start_engine
 from overlay.materialization.inputs import file_identity, input_changed
+from overlay.materialization.links import Fallback, Links, copies
 from overlay.materialization.out_folder import new_folder, require_new
 from overlay.materialization.record import RECORD_NAME, record_bytes
 from overlay.materialization.request import existing_folder, silent
 from overlay.materialization.sealing import identity_of, run_report
 from overlay.materialization.sinks import FolderSink
-from overlay.materialization.survey import Counters, Work, built_step, carried_step, counters_of
+from overlay.materialization.survey import Counters, Work, as_linked, built_step, carried_step, counters_of
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.outputs import CarriedFile, SafetensorsFile
 from overlay.planning.plan import InputBook, Plan, finish
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from overlay.cache import LinkMode
     from overlay.formats.checkpoint import Checkpoint
     from overlay.fusion.build import BuiltFile
-    from overlay.materialization.build import Made
     from overlay.materialization.request import Phase
+    from overlay.materialization.survey import Step
     from overlay.planning.outputs import Input
     from overlay.planning.plan import AdapterUse
 
@@ -56,6 +57,7 @@ class Fusion:
         adapters: What was folded in, in order.
         left_out: Files of the base that were not taken along.
         room: Bytes that the new folder needs on its filesystem.
+        notes: Why files were copied, where nobody asked for that.
         seconds: From the call to its return.
         start_seconds: Of these, the import of torch and the start-up test of the device.
     """
@@ -67,6 +69,7 @@ class Fusion:
     room: int
     seconds: float
     start_seconds: float
+    notes: tuple[str, ...] = ()
 
 
 def fuse(
@@ -91,14 +94,14 @@ def fuse(
         base: Folder with one safetensors file, or shards with their index.
         adapters: Folders or safetensors files.
         out: The new folder; must not exist, nor lie in ``base``. Missing folders above it are made.
-        link: How shards without a target come over; ``auto`` reflinks where it can and else copies.
+        link: How files that no adapter touches come over; ``auto`` reflinks where it can and else copies.
         dry_run: Plan and check everything, write nothing.
 
     Raises:
         InvalidUsage: ``out`` exists or lies in ``base``, no adapter is given, or there is no such rule.
         NotHere: The base or an adapter is not there.
         BrokenInput: An input is not what it must be, or was changed while this ran.
-        CannotWrite: No room, no permission, or a filesystem that cannot.
+        CannotWrite: No room, no permission, or a filesystem that cannot, or cannot link as was asked.
     """
     started = time.monotonic()
     out, base = Path(out).absolute(), Path(base)
@@ -108,18 +111,21 @@ def fuse(
     check_rule(rule)
     sources = _Sources(existing_folder(base).absolute(), [Path(adapter) for adapter in adapters])
     plan, left_out = _plan(sources, rule, out.name)
-    work = _work(plan, sources, link)
+    links = Links(CacheRoot(out.parent, "--out"), link)
+    work = _work(plan, sources, links)
     start_seconds = 0.0
+    copied = copies((step.size, step.why) for step in work.steps if step.how == "copy")
+    notes = [f"copied {text}" for text in copied]
     if dry_run:
         require_device(device)
     else:
         with new_folder(out, work.room) as staged, sources.base_digests(plan) as digests:
-            sink = FolderSink(staged, sources.locate, digests, ways(link, shared_store=False))
+            sink = FolderSink(staged, sources.locate, digests, Fallback(link, staged, work.room, notes))
             before = time.monotonic()
             engine = start_engine(work.steps, device)
             start_seconds = time.monotonic() - before
             made = Builder(sources.locate, sink, engine, rule, jobs, memory).run(work.steps, "fuse", phase)
-            work = _as_linked(work, made)
+            work = as_linked(work, made.links)
             found = {path: digest.result() for path, digest in digests.items()}
             found |= {path: sources.digest_in_hand(path, built) for path, built in made.built.items()}
             sources.require_unchanged(plan)
@@ -131,7 +137,8 @@ def fuse(
             }
             (staged / RECORD_NAME).write_bytes(record_bytes(record))
             fsync(staged / RECORD_NAME)
-    return Fusion(out, plan.adapters, left_out, work.counters, work.room, time.monotonic() - started, start_seconds)
+    seconds = time.monotonic() - started
+    return Fusion(out, plan.adapters, left_out, work.counters, work.room, seconds, start_seconds, tuple(notes))
 
 
 class _Sources:
@@ -236,19 +243,15 @@ def _others(book: InputBook, checkpoint: Checkpoint) -> tuple[list[str], tuple[s
     return along, tuple(path for path in rest if path not in along)
 
 
-def _work(plan: Plan, sources: _Sources, link: LinkMode) -> Work:
-    """What is to be done. Whether a file can be linked shows when it is: until then it counts as copied."""
-    how = ways(link, shared_store=False)[-1]
-    steps = tuple(
-        built_step(output) if isinstance(output, SafetensorsFile) else carried_step(output, sources.base.files, how)
-        for output in plan.outputs
-        if isinstance(output, SafetensorsFile | CarriedFile)
-    )
-    return Work(plan, steps, (), counters_of(steps), sum(step.size for step in steps))
+def _work(plan: Plan, sources: _Sources, links: Links) -> Work:
+    """What is to be done."""
 
+    def step(output: SafetensorsFile | CarriedFile) -> Step:
+        if isinstance(output, SafetensorsFile):
+            return built_step(output)
+        way = links.of_file(sources.locate(output.input).resolve(), output.input.size, shared_store=False)
+        return carried_step(output, sources.base.files, way)
 
-def _as_linked(work: Work, made: Made) -> Work:
-    """The work as it was done."""
-    hows = made.links
-    steps = tuple(replace(step, how=hows.get(step.output.path, step.how)) for step in work.steps)
-    return replace(work, steps=steps, counters=counters_of(steps))
+    steps = tuple(step(output) for output in plan.outputs if isinstance(output, SafetensorsFile | CarriedFile))
+    links.require_possible()
+    return Work(plan, steps, (), counters_of(steps), sum(step.size for step in steps if step.how in ("build", "copy")))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.materialization.build import Builder
 from overlay.materialization.inputs import Checks, fetch
+from overlay.materialization.links import Fallback
 from overlay.materialization.sinks import CacheSink
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ class Job:
             OverlayError: As ``materialize``.
         """
         repos, options = self.inventory.repos, self.options
+        fallback = Fallback(options.link, self.cache.root.path, work.room, self.cache.notes)
         inputs = fetch(work, repos, self.phase)
         with Checks(work, inputs, repos, self.memo) as checks:
-            sink = CacheSink(self.cache, inputs, repos, checks, options.link)
+            sink = CacheSink(self.cache, inputs, repos, checks, fallback)
             builder = Builder(inputs.path, sink, engine, options.rule, options.jobs, options.memory)
             return builder.run(work.steps, label, self.phase)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from overlay.cache.tensors import TensorDigests
@@ -45,11 +46,12 @@ def settled_survey(
 
     Raises:
         InvalidUsage: The device of the options is not there; said before anything is fetched.
-        CannotWrite: There is no room for what is to be done.
+        CannotWrite: There is no room for what is to be done, or files cannot be linked as the options ask.
         BrokenInput: An adapter is not what the Hub says, or was changed since the plan was made.
     """
     tensors = TensorDigests(cache.root)
-    work = survey(plan, repos, cache, options.link, tensors)
+    look = partial(survey, plan, repos, cache, options.link, tensors, publishes=not options.only)
+    work = look()
     if work.unlearned:
         require_device(options.device)
         missing = tuple(source for source in work.missing if source in work.unlearned)
@@ -58,7 +60,7 @@ def settled_survey(
         _require_room(first, repos, cache)
         spent = learning_counters(work.unlearned, repos) + downloading_counters(missing, repos)
         learn(work.unlearned, missing, repos, memo, tensors, phase)
-        work = survey(plan, repos, cache, options.link, tensors)
+        work = look()
         work = replace(work, counters=work.counters + spent)
     _require_room(work, repos, cache)
     return work

@@ -25,7 +25,7 @@ from overlay.materialization.request import DEFAULTS, Options, open_cache, open_
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.state import find_state, is_settled
-from overlay.materialization.survey import Counters, Work, components, survey
+from overlay.materialization.survey import Counters, Work, as_linked, components, survey
 from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from overlay.cache import LinkMode
     from overlay.fingerprint import DigestMemo
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
@@ -94,7 +95,9 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
-    work = survey(the_plan, inventory.repos, cache, options.link, TensorDigests(cache.root))
+    link: LinkMode = "auto" if is_present else options.link  # a hit links nothing, so nothing is refused
+    publishes = not (is_present or options.only)
+    work = survey(the_plan, inventory.repos, cache, link, TensorDigests(cache.root), publishes=publishes)
     if is_present:
         return replace(work, is_present=True)
     if not work.is_done or cache.location_target(the_plan.location) is None:
@@ -200,6 +203,7 @@ def materialize(
                 remember(cache, step.output, step.found, step.found.entry)
         engine = start_engine(work.steps, options.device)
         made = job.make(work, engine, "build")
+        work = as_linked(work, made.links)
         blobs = sha256_of_blobs(work, made, inventory)
         if in_force is not None:
             in_force.require_contents(blobs)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import shutil
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from overlay.cache import cannot_write, free_room
 from overlay.cache.disk import fsync
 from overlay.cache.layout import CacheRoot
-from overlay.cache.staging import is_abandoned, owned_folder
+from overlay.cache.staging import owned_folder, remove_abandoned
 from overlay.errors import CannotWrite, InvalidUsage, OverlayError
 from overlay.formats.os_errors import is_out_of_memory
 from overlay.formats.wording import format_bytes
@@ -54,7 +53,7 @@ def new_folder(out: Path, room: int) -> Iterator[Path]:
     """
     # Not the name itself, which may be as long as a name can be.
     prefix = f".overlay-fuse-{hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]}-"
-    _remove_abandoned(out.parent, prefix)
+    remove_abandoned(out.parent, prefix)
     if (free := free_room(out.parent)) < room:
         raise CannotWrite(
             f"{out.parent}: {format_bytes(room)} needed, {format_bytes(free)} free",
@@ -83,13 +82,6 @@ def rename_new(staged: Path, out: Path) -> None:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise _exists(out, "somebody else made it meanwhile") from error
         raise
-
-
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    with suppress(OSError):  # not made yet, or not to be listed: the next write says so
-        for folder in parent.iterdir():
-            if folder.name.startswith(prefix) and is_abandoned(folder, prefix):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.cache import is_small
 from overlay.cache.disk import fsync, make_folder, share_with_group, writing
-from overlay.cache.links import link_file
+from overlay.cache.links import link_file, ways
 from overlay.fingerprint import file_digest
 from overlay.materialization.build import Carried, recorded
 from overlay.materialization.lookup import remember
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.cache import Cache, LinkMode
-    from overlay.cache.links import How
+    from overlay.cache.links import How, LinkResult
     from overlay.fusion.build import BuiltFile
     from overlay.hub import Repo
-    from overlay.materialization.build import Made
+    from overlay.materialization.build import Made, Write
     from overlay.materialization.inputs import Checks, Inputs
+    from overlay.materialization.links import Fallback
     from overlay.materialization.survey import Step, Work
     from overlay.planning.outputs import Input
 
@@ -39,9 +40,9 @@ class CacheSink:
     inputs: Inputs
     repos: Mapping[str, Repo]
     checks: Checks
-    link: LinkMode
+    fallback: Fallback
 
-    def build(self, step: Step, write: Callable[[Path], BuiltFile]) -> BuiltFile:
+    def build(self, step: Step, write: Write) -> BuiltFile:
         """See :class:`Sink`."""
         # A folder a file, so that a hit makes none: it works on a root that cannot be written.
         with self.cache.staging() as staging:
@@ -57,9 +58,11 @@ class CacheSink:
         self.checks.wait(step)
         digest = source.digest if source.digest.startswith("sha256:") else file_digest(path, "sha256")
         shared = self.repos[source.repo].shared_store
-        linked = self.cache.link_object(
-            path, digest, self.link, shared_store=shared, check=lambda: self.checks.wait(step)
-        )
+
+        def link(mode: LinkMode) -> LinkResult:
+            return self.cache.link_object(path, digest, mode, shared_store=shared, check=lambda: self.checks.wait(step))
+
+        linked = self.fallback.bring(step, path, link)
         if step.found.action:
             self.cache.put_action(step.found.action, {"digest": digest, "size": source.size})
         return Carried(linked.how, digest, linked.path)
@@ -75,22 +78,26 @@ class FolderSink:
 
     Attributes:
         digests: Of the inputs that are carried, by path; they are taken beside the build.
-        allowed: How a file may be carried, in the order to try.
     """
 
     folder: Path
     locate: Callable[[Input], Path]
     digests: Mapping[str, Future[str]]
-    allowed: tuple[How, ...]
+    fallback: Fallback
 
-    def build(self, step: Step, write: Callable[[Path], BuiltFile]) -> BuiltFile:
+    def build(self, step: Step, write: Write) -> BuiltFile:
         """See :class:`Sink`."""
         return write(self._place(step))
 
     def carry(self, step: Step, source: Input) -> Carried:
         """See :class:`Sink`."""
         target = self._place(step)
-        how = link_file(self.locate(source).resolve(), target, self.allowed)
+        place = self.locate(source).resolve()
+
+        def link(mode: LinkMode) -> How:
+            return link_file(place, target, ways(mode, shared_store=False, size=step.size))
+
+        how = self.fallback.bring(step, place, link)
         fsync(target)
         return Carried(how, self.digests[source.path].result(), target)
 

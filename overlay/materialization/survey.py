@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.disk import existing, free_room
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from overlay.cache.tensors import TensorDigests
     from overlay.formats.files import Files
     from overlay.hub import Repo
+    from overlay.materialization.build import Linked
+    from overlay.materialization.links import Way
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
 
@@ -32,6 +34,7 @@ __all__ = [
     "How",
     "Step",
     "Work",
+    "as_linked",
     "built_step",
     "carried_step",
     "components",
@@ -71,6 +74,14 @@ class Counters:
             self.linked + other.linked,
         )
 
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(
+            self.downloaded - other.downloaded,
+            self.read - other.read,
+            self.written - other.written,
+            self.linked - other.linked,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -80,6 +91,8 @@ class Step:
         found: Its action keys, and what the cache holds for it, if it does.
         payload: Bytes of its tensors; 0 for other files.
         size: Bytes of the file.
+        why: Of a file that is carried over: what keeps it from a cheaper way.
+        tried: Whether ``how`` was found by trying; else the run takes the cheapest that works.
     """
 
     output: OutputFile
@@ -87,6 +100,8 @@ class Step:
     found: Found
     payload: int
     size: int
+    why: str = ""
+    tried: bool = True
 
     @property
     def moves_bytes(self) -> bool:
@@ -109,8 +124,9 @@ class Work:
         missing: Inputs that are not on this host, in the order of the plan.
         unlearned: Adapters to read before it is known whether the cache holds what is made of them.
         counters: What a run will count; with ``is_most`` at most.
-        room: Bytes that the cache root's filesystem needs: what is written or copied, and downloads that land there.
-        notes: Why files are copied, where nobody asked for that; what is not known yet.
+        room: Bytes that the cache root's filesystem needs: what is written or copied, into the objects and from there
+            into the tree, and downloads that land there.
+        notes: Whether the tree takes the room of its weights once more; what is not known yet.
         is_most: Whether some of it may turn out to be there, once the unlearned adapters were read.
         is_present: Whether the model is published already, so that a run would do nothing.
     """
@@ -131,16 +147,29 @@ class Work:
         return not any(step.moves_bytes for step in self.steps)
 
 
-def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode, tensors: TensorDigests) -> Work:
+def survey(
+    plan: Plan,
+    repos: Mapping[str, Repo],
+    cache: Cache,
+    mode: LinkMode,
+    tensors: TensorDigests,
+    *,
+    publishes: bool = True,
+) -> Work:
     """Hold a plan against the cache. Reads headers and metadata only, writes nothing that stays.
 
     Args:
         repos: By repo id, as in the plan's inputs.
         mode: How unchanged files may come into the cache.
         tensors: Digests of the adapters' tensors, as far as they are known.
+        publishes: Whether a tree will be made of the files.
+
+    Raises:
+        CannotWrite: Files cannot be linked as ``mode`` asks.
     """
-    links, lookup = Links(cache, mode, repos.values()), Lookup(cache, plan.rule, tensors)
+    links, lookup = Links(cache.root, mode, repos.values()), Lookup(cache, plan.rule, tensors)
     steps = tuple(_step(output, repos, lookup, links) for output in plan.outputs)
+    links.require_possible()
     wanted = [source for step in steps if step.moves_bytes for source in inputs_of(step.output)]
     distinct = {(i.repo, i.path): i for i in wanted}
     missing = tuple(i for i in distinct.values() if repos[i.repo].local(i.path) is None)
@@ -153,7 +182,9 @@ def survey(plan: Plan, repos: Mapping[str, Repo], cache: Cache, mode: LinkMode, 
         steps,
         missing,
         counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
-        sum(step.size for step in steps if step.how in ("build", "copy", "generate")) + room_for(missing, repos, cache),
+        sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
+        + (_room_of_tree(steps, links) if publishes else 0)
+        + room_for(missing, repos, cache),
         unlearned,
         (*links.notes(), *([_at_most(undecided, unlearned)] if is_most else [])),
         is_most,
@@ -179,6 +210,29 @@ def learning_counters(adapters: Iterable[Input], repos: Mapping[str, Repo]) -> C
 def room_for(missing: Iterable[Input], repos: Mapping[str, Repo], cache: Cache) -> int:
     """Bytes that fetching these files takes of the cache root's filesystem."""
     return sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
+
+
+def _room_of_tree(steps: Sequence[Step], links: Links) -> int:
+    """Bytes of what is copied from the objects into the tree."""
+    sizes = {step.output.path: step.size for step in steps}
+    room = 0
+    for step in steps:
+        if isinstance(step.output, AliasFile):
+            room += sizes.get(step.output.of, 0) if links.copied_within_tree() else 0
+        elif not isinstance(step.output, GeneratedFile) and links.copied_into_tree(step.output.path, step.size):
+            room += step.size
+    return room
+
+
+def as_linked(work: Work, links: Mapping[str, Linked]) -> Work:
+    """The work as it was done: where a link failed, the file was copied.
+
+    Args:
+        links: By output path: how a carried file came over.
+    """
+    found = {path: how for path, how in links.items() if how != "present"}
+    steps = tuple(replace(step, how=found.get(step.output.path, step.how)) for step in work.steps)
+    return replace(work, steps=steps, counters=work.counters - counters_of(work.steps) + counters_of(steps))
 
 
 def making_order(steps: Iterable[Step]) -> list[Step]:
@@ -208,9 +262,10 @@ def built_step(output: SafetensorsFile, lookup: Lookup | None = None) -> Step:
     return Step(output, "present" if found.entry else "build", found, payload, layout.file_size)
 
 
-def carried_step(output: CarriedFile, files: Files, how: How, found: Found | None = None) -> Step:
+def carried_step(output: CarriedFile, files: Files, way: Way, found: Found | None = None) -> Step:
     """The step of a file that is taken over from ``files``."""
-    return Step(output, how, found or Found(), _payload(files, output.input), output.input.size)
+    payload = _payload(files, output.input)
+    return Step(output, way.how, found or Found(), payload, output.input.size, way.why, way.tried)
 
 
 def _step(output: OutputFile, repos: Mapping[str, Repo], lookup: Lookup, links: Links) -> Step:
@@ -223,7 +278,9 @@ def _step(output: OutputFile, repos: Mapping[str, Repo], lookup: Lookup, links: 
         case CarriedFile():
             repo = repos[output.input.repo]
             found = lookup.carried(output, repo)
-            return carried_step(output, repo, "present" if found.entry else links.way_from(repo), found)
+            if found.entry:
+                return Step(output, "present", found, _payload(repo, output.input), output.input.size)
+            return carried_step(output, repo, links.of_repo(repo, output.input.path, output.input.size), found)
         case SafetensorsFile():
             return built_step(output, lookup)
 

@@ -144,6 +144,7 @@ def test_how_inputs_come_in(
     how: str | None,
 ) -> None:
     """The first way that is allowed and works is taken; a way that was asked for is taken or refused."""
+    monkeypatch.setattr(links, "SMALL_FILE", len(DATA))
     monkeypatch.setattr(fcntl, "ioctl", reflink_by_copying if reflinks else fail(errno.EOPNOTSUPP))
     if not hardlinks:
         monkeypatch.setattr(os, "link", fail(errno.EXDEV))

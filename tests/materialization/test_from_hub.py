@@ -13,6 +13,7 @@ from support.hubs import client_of
 from support.models import VDN, vdn_registry
 from support.published_rule import files_of, published_tree
 
+import overlay.cache.links
 from overlay.demo.revisions import bump_rename
 from overlay.errors import BrokenInput, CannotWrite
 from overlay.materialization import inputs as inputs_module
@@ -51,7 +52,8 @@ class Online:
 def online(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Online]:
-    """The tiny checkpoint with its former spec names, so that a test can bump it."""
+    """The tiny checkpoint with its former spec names, so that a test can bump it; its larger weights count as large."""
+    monkeypatch.setattr(overlay.cache.links, "SMALL_FILE", 500_000)
     hub = copy_hub(tmp_path_factory, "adapter_config.json")
     bumped = bump_rename(hub)
     with HubServer(hub.root) as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):

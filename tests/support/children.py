@@ -13,15 +13,15 @@ import signal
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 NOBODY = 65534
 
-_CLONE_NEWNS = 0x00020000
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 
@@ -92,12 +92,31 @@ def _work_and_exit(work: Callable[[], Any], uid: int | None, writable: int) -> N
 def own_mounts() -> bool:
     """Give this (child) process mounts that nobody else sees. False where it may not."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.unshare(_CLONE_NEWNS) == 0 and libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) == 0
+    if libc.unshare(_CLONE_NEWNS) != 0 and not _own_users(libc):
+        return False
+    return libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None) == 0
+
+
+def _own_users(libc: ctypes.CDLL) -> bool:
+    """Make a plain user the root of a user namespace of its own, where it may mount."""
+    uid, gid = os.geteuid(), os.getegid()
+    if libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNS) != 0:
+        return False
+    own = Path("/proc/self")
+    (own / "setgroups").write_text("deny")
+    (own / "uid_map").write_text(f"0 {uid} 1")
+    (own / "gid_map").write_text(f"0 {gid} 1")
+    return True
 
 
 def mount_tmpfs(folder: Path, size: str) -> None:
     """Mount a small filesystem of its own."""
     _mount(b"tmpfs", folder, b"tmpfs", 0, f"size={size}".encode())
+
+
+def mount_again(folder: Path, place: Path) -> None:
+    """Let a folder be seen at a second place: another mount of one filesystem."""
+    _mount(os.fsencode(folder), place, None, _MS_BIND, None)
 
 
 def mount_read_only(folder: Path) -> None:
