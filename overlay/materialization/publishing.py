@@ -14,7 +14,7 @@ from overlay.materialization.record import read_record, record_bytes, tree_name
 from overlay.materialization.verify import quick_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -63,8 +63,14 @@ def seal(work: Work, made: Made, identity: Mapping[str, Any], run: Mapping[str, 
     return Sealed(name, record_bytes(record), files)
 
 
-def publish(work: Work, made: Made, cache: Cache, sealed: Sealed) -> Published:
-    """Move the tree in, swing the location."""
+def publish(
+    work: Work, made: Made, cache: Cache, sealed: Sealed, swing: Callable[[str, str], Path] | None = None
+) -> Published:
+    """Move the tree in, swing the location.
+
+    Args:
+        swing: Called with the names of location and tree, where the location is to be swung in another way.
+    """
     tree = cache.tree_path(sealed.name)
     result: Result = "reused" if work.is_done else "built"
     with where_one_may(hold(cache.root, sealed.name)):  # what is found here stays until its location leads to it
@@ -77,7 +83,7 @@ def publish(work: Work, made: Made, cache: Cache, sealed: Sealed) -> Published:
                 published = cache.publish_tree(staging / "tree", sealed.name, verify=sealed.is_sound)
             if published.result == "adopted":
                 result = "adopted"
-        location = cache.swing_location(work.plan.location, sealed.name)
+        location = (swing or cache.swing_location)(work.plan.location, sealed.name)
     if not tree.is_dir():
         raise TryAgain(
             f"{tree}: was removed while this ran",

@@ -1,0 +1,202 @@
+"""What is to be adopted: a folder that a server built, the marker in it, and the model that both are of."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere
+from overlay.formats.local import read_small_file
+from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
+from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import counted, some
+from overlay.materialization.request import resolved
+from overlay.planning.outputs import AliasFile, GeneratedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from overlay.materialization.request import Options
+    from overlay.planning.plan import Plan
+    from overlay.registry import Registry, Resolution
+
+__all__ = ["OWN_FOLDER", "Target", "check_marker", "files_in", "find_target", "read_marker", "require_files"]
+
+OWN_FOLDER = "licenses/"
+"""Comes to every tree of this program, and to none of a server."""
+
+_FIELDS = {
+    "source_model_id",
+    "source_dir",
+    "source_revision",
+    "overlay_repo_id",
+    "overlay_revision",
+    "materializer_version",
+    "overlay_fingerprint",
+}
+_LONGEST_MARKER = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a user named.
+
+    Attributes:
+        folder: The folder, where one was named; None: what is at the model's location.
+    """
+
+    resolution: Resolution
+    folder: Path | None
+
+
+def find_target(target: str, registry: Registry, options: Options) -> Target:
+    """A model's name, or a folder with a server's marker, which names the model.
+
+    Raises:
+        InvalidUsage: Neither a model nor a folder.
+        NotHere: A folder without a marker.
+        BrokenInput: The marker is none, or of a model that the registry does not have.
+    """
+    folder = Path(target)
+    if target in registry.entries or not folder.is_dir():
+        return Target(resolved(target, registry, options), None)
+    if not os.path.lexists(folder / MARKER_NAME):
+        try:
+            return Target(resolved(target, registry, options), None)  # the source of a model, as for other commands
+        except InvalidUsage as error:
+            if error.code != "unknown-folder":
+                raise
+        raise NotHere(
+            f"{folder}: has no {MARKER_NAME}, so no server finished it",
+            code="no-marker",
+            hint="name the folder that a server made under materialized_models, or the model",
+            where=str(folder),
+        )
+    folder = folder.resolve()
+    model = read_marker(folder)["source_model_id"]
+    if model not in registry.entries:
+        raise BrokenInput(
+            f"{folder / MARKER_NAME}: source_model_id is {str(model)[:200]!r}, which {registry.path} does not have",
+            code="marker-differs",
+            hint=f"known models: {', '.join(registry.entries)}",
+            where=str(folder / MARKER_NAME),
+            fields=["source_model_id"],
+        )
+    return Target(resolved(str(model), registry, options), folder)
+
+
+def read_marker(folder: Path) -> Mapping[str, str | None]:
+    """The marker that a server left in a folder, every field a text; ``source_revision`` may be None.
+
+    Raises:
+        BrokenInput: It is no such marker.
+        OverlayError: It cannot be read (``formats.local``).
+    """
+    path = folder / MARKER_NAME
+    document = parse_object(read_small_file(path, _LONGEST_MARKER), str(path))
+    wrong = {name for name, value in document.items() if not isinstance(value, str)}
+    wrong -= {"source_revision"} if document.get("source_revision", "") is None else set()
+    wrong |= document.keys() - _FIELDS
+    wrong |= _FIELDS - {"source_revision", "overlay_fingerprint"} - document.keys()  # which older releases do not write
+    if wrong:
+        raise BrokenInput(
+            f"{path}: {some(sorted(wrong))}: missing, unknown or no text; expected the marker of a known sglang",
+            code="bad-marker",
+            hint=f"expected fields: {', '.join(sorted(_FIELDS))}",
+            where=str(path),
+            fields=sorted(wrong),
+        )
+    return document
+
+
+def check_marker(folder: Path, plan: Plan) -> None:
+    """Hold the marker against the one that the pins give: every field but the folder that the source was in.
+
+    Raises:
+        CheckFailed: They differ; every such field is named.
+        BrokenInput: As :func:`read_marker`.
+    """
+    [expected] = [
+        parse_object(output.data, MARKER_NAME)
+        for output in plan.outputs
+        if isinstance(output, GeneratedFile) and output.path == MARKER_NAME
+    ]
+    found = read_marker(folder)
+    fields = [
+        name
+        for name in sorted(_FIELDS - {"source_dir"})
+        # A release that does not hash a field leaves it out, or says null.
+        if (found.get(name) or None) != (expected.get(name) or None)
+    ]
+    if fields:
+        what = "; ".join(f"{name} is {found.get(name)!r}, expected {expected.get(name)!r}" for name in fields)
+        raise CheckFailed(
+            f"{folder / MARKER_NAME}: {what}",
+            code="marker-differs",
+            hint="say which server built it (--for sglang==VERSION, --with-override), or pin what it was built from",
+            where=str(folder / MARKER_NAME),
+            fields=fields,
+        )
+
+
+def files_in(folder: Path) -> dict[str, os.stat_result]:
+    """Every file below a folder, by path; of a link, what it leads to.
+
+    Raises:
+        CheckFailed: Something that is neither a file nor a folder, or a link to a folder or to nothing.
+    """
+    found: dict[str, os.stat_result] = {}
+    for parent, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(parent, name).is_symlink()]
+        for name in (*names, *links):
+            path = Path(parent, name)
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise _strange(path, error.strerror or str(error)) from error
+            if not stat.S_ISREG(status.st_mode):
+                raise _strange(path, "neither a file nor a link to one")
+            found[path.relative_to(folder).as_posix()] = status
+    return found
+
+
+def require_files(folder: Path, plan: Plan, found: Iterable[str]) -> frozenset[str]:
+    """Hold names against the plan.
+
+    Returns:
+        Outputs that only this program makes, and that are not there.
+
+    Raises:
+        CheckFailed: Files are missing, or there are more; all are named.
+    """
+    wanted = {output.path: output for output in plan.outputs}
+    there = set(found) - {RECORD_NAME}
+    absent = wanted.keys() - there
+    own = {path for path in absent if path.startswith(OWN_FOLDER) and not isinstance(wanted[path], AliasFile)}
+    missing, extra = sorted(absent - own), sorted(there - wanted.keys())
+    if missing or extra:
+        said = [f"{counted(len(missing), 'file')} missing ({some(missing)})"] if missing else []
+        said += [f"{counted(len(extra), 'file')} too many ({some(extra)})"] if extra else []
+        raise CheckFailed(
+            f"{folder}: {' and '.join(said)}",
+            code="tree-differs",
+            hint="it is unfinished, damaged or changed; move it away, then build the model (overlay prewarm)",
+            where=str(folder),
+            missing=missing,
+            extra=extra,
+        )
+    return frozenset(own)
+
+
+def _strange(path: Path, what: str) -> CheckFailed:
+    return CheckFailed(
+        f"{path}: {what}",
+        code="tree-differs",
+        hint="it is unfinished, damaged or changed; move it away, then build the model (overlay prewarm)",
+        where=str(path),
+        missing=[],
+        extra=[],
+    )
