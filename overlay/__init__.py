@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlay.errors import OverlayError
+    from overlay.materialization.adopt import Adoption, adopt
     from overlay.materialization.compare import Comparison, compare
     from overlay.materialization.fuse import Fusion, fuse
     from overlay.materialization.lease import lease
@@ -28,6 +29,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "OverlayError": "overlay.errors",
+    "Adoption": "overlay.materialization.adopt",
+    "adopt": "overlay.materialization.adopt",
     "Comparison": "overlay.materialization.compare",
     "compare": "overlay.materialization.compare",
     "Fusion": "overlay.materialization.fuse",
@@ -45,6 +48,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "Adoption",
     "Comparison",
     "Fusion",
     "Materialization",
@@ -53,6 +57,7 @@ __all__ = [
     "Resolved",
     "Verification",
     "Work",
+    "adopt",
     "compare",
     "fuse",
     "lease",

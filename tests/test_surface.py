@@ -11,13 +11,16 @@ pytestmark = pytest.mark.no_torch
 
 COMMON = "--json --registry --cache-root --hub --offline -q --quiet -v --verbose"
 BUILD = "--rule --device --jobs --memory"
+SERVER = "--for --with-override"
 SURFACE = {
     "overlay": "--version",
-    "overlay resolve": f"MODEL --path --rule {COMMON}",
-    "overlay path": f"MODEL --rule {COMMON}",
+    "overlay resolve": f"MODEL --path --rule {SERVER} {COMMON}",
+    "overlay path": f"MODEL --rule {SERVER} {COMMON}",
+    "overlay env": f"MODEL --by --format --rule {SERVER} {COMMON}",
     "overlay check": f"[MODEL]... --base --against --same --revision --fail-on --output {COMMON}",
     "overlay lock": f"[MODEL]... --from-build --dry-run {COMMON}",
     "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link --lock-timeout {BUILD} {COMMON}",
+    "overlay adopt": f"MODEL_OR_DIR --dry-run --allow-floating --for --with-override --link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay lease": f"MODEL [COMMAND]... --for --rule {COMMON}",
     "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",
     "overlay verify": f"MODEL_OR_DIR --level --rule {COMMON}",

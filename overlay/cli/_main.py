@@ -26,6 +26,7 @@ COMMANDS = (
     "check",
     "lock",
     "prewarm",
+    "adopt",
     "lease",
     "fuse",
     "verify",
