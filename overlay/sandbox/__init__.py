@@ -1,8 +1,8 @@
-"""Run an overlay's own Python script where it can reach nothing: no network, no secrets, one writable folder, limits."""
+"""Run an overlay's own Python script where it can reach nothing: no network, no secrets, one folder to write, limits."""
 
 from __future__ import annotations
 
+from overlay.sandbox.choice import available, run, sandboxes
 from overlay.sandbox.job import Job, Limits, OutputFile, Ran, Sandbox
-from overlay.sandbox.run import run
 
-__all__ = ["Job", "Limits", "OutputFile", "Ran", "Sandbox", "run"]
+__all__ = ["Job", "Limits", "OutputFile", "Ran", "Sandbox", "available", "run", "sandboxes"]

@@ -1,0 +1,189 @@
+"""The two ways to confine a script, as commands and orders for the processes that carry them out.
+
+Both run the same program (``inside.py``) under the same seccomp filter, resource limits and user; they differ in what
+bounds the filesystem, processes and network: namespaces, or Landlock.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import os
+import pwd
+import random
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from overlay.sandbox import inside
+from overlay.sandbox.seccomp import filter_program
+from overlay.sandbox.usage import tasks_of_user
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from overlay.sandbox.job import Job, Limits
+
+__all__ = ["BACKENDS", "Unusable", "given_paths", "guard_order", "unprivileged_user"]
+
+BACKENDS: tuple[Literal["bubblewrap", "landlock"], ...] = ("bubblewrap", "landlock")
+"""Best first."""
+
+_BWRAP = (Path("/usr/bin/bwrap"), Path("/usr/local/bin/bwrap"))  # never from PATH, which the caller may share
+_SYSTEM = (
+    *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
+    *("/sys/devices/system/cpu", "/sys/devices/system/node"),  # from these, libraries choose their kernels
+)
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/self")
+_LEAST_ABI, _ABI_OF_SCOPES = 3, 6  # Linux 6.2: no truncation of others' files; 6.12: no signals to others
+_OPEN_FILES = 1024
+
+
+class Unusable(Exception):  # noqa: N818 - it says what the backend is
+    """Why a backend cannot be used here."""
+
+
+def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict[str, Any]:
+    """The order for ``guard.py``.
+
+    Raises:
+        Unusable: The backend lacks something on this machine.
+    """
+    read = _with_real(path for path in (*_program_paths(), *job.python_path, *given_paths(job)) if path.exists())
+    write = _with_real((job.output_dir, scratch))
+    if backend == "bubblewrap":
+        wrapper, landlock, signals = _bubblewrap(read, write, scratch, user), None, True
+    else:
+        abi = _landlock_abi()
+        wrapper, signals = [], abi >= _ABI_OF_SCOPES
+        named = {"read": [*read, *_PROC], "write": write, "devices": _DEVICES}
+        landlock = {"abi": abi, **named}
+    program = filter_program(signals=signals)
+    if program is None:
+        raise Unusable("the seccomp filter is not written for this architecture")
+    return {
+        "caller": os.getpid(),
+        "command": [*wrapper, str(_interpreter()), *("-I", "-S", "-B", "-X", "utf8"), inside.__file__],
+        "environ": {
+            **job.environ,
+            "HOME": str(scratch),
+            "TMPDIR": str(scratch),
+            "USER": "overlay",
+            "LANG": "C.UTF-8",
+        },
+        "folders": [str(job.output_dir), str(scratch)],
+        "limits": {name: getattr(job.limits, name) for name in ("seconds", "memory", "processes", "disk")},
+        "inside": {
+            "home": str(scratch),
+            "landlock": landlock,
+            "rlimits": _rlimits(job.limits, user),
+            "user": user,
+            "seccomp": base64.b64encode(program).decode(),
+            "script": base64.b64encode(job.script).decode(),
+            "file": str(job.overlay_dir / str(job.manifest.get("custom_materializer", "materialize.py"))),
+            "python_path": [str(path) for path in job.python_path],
+            "call": {
+                **{name: str(getattr(job, name)) for name in ("overlay_dir", "source_dir", "output_dir")},
+                "manifest": job.manifest,
+            },
+        },
+    }
+
+
+def given_paths(job: Job) -> tuple[Path, ...]:
+    """What the job gives the script to read."""
+    return (job.overlay_dir, job.source_dir, *job.readable)
+
+
+def unprivileged_user() -> int | None:
+    """A user number that nobody has, for a script that is started by root; None where the caller is an ordinary user.
+
+    As root, limits on processes stop nobody and every file of root is the script's.
+
+    Raises:
+        Unusable: Root cannot become anybody else here.
+    """
+    if os.geteuid() != 0:
+        return None
+    ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    first, _, count = max(ranges, key=lambda found: found[2])
+    if count < 2**15:
+        raise Unusable("there is no unprivileged user number in this container to give the script")
+    lowest = 2 * 10**9 if count > 2**31 else first + count // 2
+    for _ in range(100):
+        user = random.randrange(lowest, min(lowest + 2**16, first + count - 2))  # noqa: S311 - only to be a free one
+        try:
+            pwd.getpwuid(user)
+        except KeyError:
+            return user
+    raise Unusable("all user numbers that were tried are taken")
+
+
+def _bubblewrap(read: list[str], write: list[str], scratch: Path, user: int | None) -> list[str]:
+    bwrap = next((path for path in _BWRAP if path.exists()), None)
+    if bwrap is None:
+        raise Unusable("bwrap is not installed (package bubblewrap)")
+    found = bwrap.stat()
+    if found.st_uid != 0 or found.st_mode & 0o022:
+        raise Unusable(f"{bwrap} can be changed by others than root")
+    command = [str(bwrap), "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+    if user is None:
+        command += ["--unshare-user"]
+    else:  # root needs no namespace of users; what is kept serves to become the other user
+        kept = ("CAP_SETUID", "CAP_SETGID", "CAP_DAC_READ_SEARCH")
+        command += ["--cap-drop", "ALL", *(word for name in kept for word in ("--cap-add", name))]
+    for path in read:
+        command += ["--ro-bind", path, path]
+    command += ["--proc", "/proc"]
+    for device in _DEVICES:
+        command += ["--dev-bind", device, device]
+    for path in write:
+        command += ["--bind", path, path]
+    return [*command, "--remount-ro", "/", "--chdir", str(scratch), "--"]
+
+
+def _landlock_abi() -> int:
+    version = ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1)  # LANDLOCK_CREATE_RULESET_VERSION
+    if version < 0:
+        raise Unusable(f"Landlock: {os.strerror(ctypes.get_errno())} (Linux 6.2 or newer, with landlock in its lsm=)")
+    if version < _LEAST_ABI:
+        raise Unusable(f"Landlock has version {version} here, expected {_LEAST_ABI} or newer (Linux 6.2)")
+    return int(version)
+
+
+def _rlimits(limits: Limits, user: int | None) -> dict[str, int]:
+    own = 0 if user is not None else tasks_of_user(os.geteuid())
+    return {
+        "RLIMIT_CPU": int(limits.seconds + 1) * (os.cpu_count() or 1),
+        "RLIMIT_FSIZE": limits.disk,
+        "RLIMIT_NPROC": own + limits.processes,
+        "RLIMIT_NOFILE": _OPEN_FILES,
+        "RLIMIT_CORE": 0,
+        "RLIMIT_MEMLOCK": 0,
+        "RLIMIT_MSGQUEUE": 0,
+    }
+
+
+def _interpreter() -> Path:
+    """The interpreter itself: a virtual environment's link to it would have its folder read."""
+    return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+
+
+def _program_paths() -> list[Path]:
+    """The interpreter with its standard library, what both load, and the program inside."""
+    base = Path(sys.base_prefix)
+    library = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    return [*map(Path, _SYSTEM), _interpreter(), base / "lib", base / "lib64", *library, Path(inside.__file__)]
+
+
+def _with_real(paths: Iterable[Path]) -> list[str]:
+    """Each path and, where a link leads there, its real one; those that lie in another of the list left out."""
+    kept: list[Path] = []
+    for path in sorted({each for given in paths for each in (given.absolute(), given.resolve())}):
+        above = next((each for each in kept if path.is_relative_to(each)), None)
+        if above is None or above.resolve() / path.relative_to(above) != path.resolve():
+            kept.append(path)
+    return [str(path) for path in kept]

@@ -1,0 +1,129 @@
+"""Which sandbox is used: the first that was seen to hold on this machine, or none."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from overlay.errors import BrokenInput, Untrusted
+from overlay.sandbox.backends import BACKENDS, Unusable
+from overlay.sandbox.job import Job, Limits, Sandbox
+from overlay.sandbox.running import run_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from overlay.sandbox.job import Ran
+
+__all__ = ["available", "run", "sandboxes"]
+
+_SECRET = "no script may read this"  # noqa: S105 - it guards nothing, it is bait
+# Tries what a sandbox must prevent and prints what was not; the limit of processes last, because that stops it.
+_PROBE = b"""
+import json, os, pathlib, socket, time
+
+def materialize(*, overlay_dir, source_dir, output_dir, manifest):
+    outside = pathlib.Path(manifest["outside"])
+    attempts = {
+        "open sockets": lambda: socket.socket(),
+        "read other files": lambda: (outside / "secret").read_text(),
+        "write elsewhere": lambda: (outside / "written").write_text("x"),
+        "write to its inputs": lambda: (pathlib.Path(source_dir) / "written").write_text("x"),
+        "leave its session": os.setsid,
+        "trace processes": lambda: os.readlink(f"/proc/{manifest['caller']}/cwd"),
+    }
+    escapes = []
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except OSError:
+            continue
+        escapes.append(name)
+    pathlib.Path(output_dir, "done").write_text("x")
+    print(json.dumps(escapes), flush=True)
+    for _ in range(3 * manifest["processes"]):
+        if os.fork() == 0:
+            time.sleep(5)
+            os._exit(0)
+"""
+_PROBE_LIMITS = Limits(seconds=20, memory=2**30, processes=24, disk=2**20)
+
+
+def run(job: Job, on_output: Callable[[str], None], *, sandbox: Sandbox | None = None) -> Ran:
+    """Call the job's ``materialize`` where it can reach nothing but what the job names, and check what it left.
+
+    When this returns or raises, every process that the script started is gone. What is in the output folder is kept
+    either way; the caller removes it.
+
+    Args:
+        job: What to run.
+        on_output: Called with what the script prints as it comes, the first MiB of it; control characters are replaced.
+        sandbox: The one to use; the best that works here when None.
+
+    Raises:
+        Untrusted: ``sandbox-unavailable``: no sandbox works here.
+        BrokenInput: ``script-failed``: it raised, exited or died; ``script-limit``: it reached the limit that
+            ``data["limit"]`` names (seconds, memory, processes, disk); ``script-output``: it left something that may
+            not be taken over, as ``data["found"]`` says.
+    """
+    names = [sandbox.name] if sandbox else BACKENDS
+    reasons = {name: why_not for name in names if (why_not := _why_not(name)) is not None}
+    working = next((name for name in names if name not in reasons), None)
+    if working is not None:
+        try:
+            return run_in(working, job, on_output)
+        except Unusable as error:  # no other is tried: the script may have run, and it may have said this itself
+            reasons[working] = str(error)
+    told = "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items())
+    raise Untrusted(
+        f"{job.overlay_dir}: its script may run only in a sandbox, and none works here ({told})",
+        code="sandbox-unavailable",
+        hint="apt-get install bubblewrap; or build on a machine that has a sandbox, and copy the finished tree from there",
+        where=str(job.overlay_dir),
+        reasons=reasons,
+    )
+
+
+def available() -> tuple[Sandbox, ...]:
+    """The sandboxes that hold on this machine, best first. The first call tries them, which takes about a second."""
+    return tuple(each for each in sandboxes() if each.why_not is None)
+
+
+def sandboxes() -> tuple[Sandbox, ...]:
+    """All sandboxes, best first, those that do not work here with the reason."""
+    return tuple(Sandbox(name, _why_not(name)) for name in BACKENDS)
+
+
+@cache
+def _why_not(backend: str) -> str | None:
+    """Run a script that tries to escape; once a process."""
+    with tempfile.TemporaryDirectory(prefix="overlay-probe-") as made:
+        folder = Path(made)
+        for name in ("in", "out", "outside"):
+            (folder / name).mkdir()
+        (folder / "outside/secret").write_text(_SECRET)
+        job = Job(
+            script=_PROBE,
+            overlay_dir=folder / "in",
+            source_dir=folder / "in",
+            output_dir=folder / "out",
+            manifest={"outside": str(folder / "outside"), "caller": os.getpid(), "processes": _PROBE_LIMITS.processes},
+            readable=(),
+            python_path=(),
+            environ={},
+            limits=_PROBE_LIMITS,
+        )
+        try:
+            run_in(backend, job, lambda _: None)
+        except Unusable as error:
+            return str(error)
+        except BrokenInput as error:
+            if error.data.get("limit") != "processes":
+                return f"a first script failed in it: {error}"
+            escapes = json.loads(error.data["output"].splitlines()[0])
+            return f"a script could {', '.join(escapes)} in it" if escapes else None
+        return "a script could start processes without end in it"

@@ -1,0 +1,144 @@
+"""Run a script in a sandbox and take over what it left."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import overlay
+from overlay.errors import BrokenInput
+from overlay.sandbox import inside
+from overlay.sandbox.backends import Unusable, given_paths, guard_order, unprivileged_user
+from overlay.sandbox.job import Ran
+from overlay.sandbox.outputs import checked_output, take_back
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from overlay.sandbox.job import Job
+
+__all__ = ["run_in"]
+
+_MOST_SHOWN = 2**20
+_TAIL = 2**16
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from overlay.sandbox.guard import main; main()"
+_REACHED = {inside.NO_PROCESSES: "processes", inside.NO_DISK: "disk"}
+_UNITS = {"seconds": "seconds", "memory": "bytes of memory", "processes": "processes", "disk": "bytes on disk"}
+
+
+def run_in(backend: str, job: Job, on_output: Callable[[str], None]) -> Ran:
+    """As ``run``, in one backend.
+
+    Raises:
+        Unusable: The backend cannot be used.
+        BrokenInput: As ``run``.
+    """
+    _require_sound(job)
+    user = unprivileged_user()
+    with tempfile.TemporaryDirectory(prefix="overlay-sandbox-") as scratch:
+        order = guard_order(backend, job, Path(scratch), user)
+        if user is not None:
+            for folder in (job.output_dir, scratch):
+                os.chown(folder, user, user)
+        try:
+            report, tail = _guarded(order, on_output)
+        finally:
+            if user is not None:
+                os.chown(job.output_dir, os.geteuid(), os.getegid())
+    if report["status"] == inside.NOT_CONFINED or (backend == "bubblewrap" and tail.startswith("bwrap: ")):
+        raise Unusable(tail.strip())
+    _require_success(job, report, tail)
+    files = checked_output(job.output_dir, given_paths(job))
+    if user is not None:
+        take_back(job.output_dir)
+    return Ran(backend, report["seconds"], report["peak_memory"], tail, files)
+
+
+def _require_sound(job: Job) -> None:
+    """What would make the limits or the confinement void is a fault of the caller."""
+    output = job.output_dir.resolve()
+    inner = [path for path in (*given_paths(job), *job.python_path) if path.resolve().is_relative_to(output)]
+    if inner or any(output.iterdir()):
+        raise ValueError(f"{output}: expected an empty folder apart from the inputs")
+    if min(job.limits.seconds, job.limits.memory, job.limits.processes, job.limits.disk) <= 0:
+        raise ValueError(f"limits that are not positive: {job.limits}")
+
+
+def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+    """Start the guard and hear it and the script to their end: the guard's report, and the end of the output."""
+    home = Path(overlay.__file__).parent.parent
+    guard = subprocess.Popen(  # noqa: S603 - this program's own module
+        [sys.executable, "-I", "-S", "-B", "-c", _START, home],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={},
+        start_new_session=True,  # an interrupt from the keyboard reaches it through this process, in order
+    )
+    with guard:
+        try:
+            assert guard.stdin is not None  # noqa: S101 - pipes were asked for
+            assert guard.stdout is not None  # noqa: S101 - pipes were asked for
+            assert guard.stderr is not None  # noqa: S101 - pipes were asked for
+            with guard.stdin as stdin:
+                stdin.write(json.dumps(order).encode())
+            tail = _heard(guard.stderr, on_output)
+            report = guard.stdout.read()
+        finally:
+            guard.terminate()
+            guard.wait()
+    if not report:
+        raise Unusable(f"its guard ended with status {guard.returncode}: {tail}")
+    return json.loads(report), tail
+
+
+def _heard(stream: IO[bytes], on_output: Callable[[str], None]) -> str:
+    """Read to the end; hand on the first MiB and give back the last 64 KiB, all as harmless text."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    shown, tail = 0, ""
+    while chunk := os.read(stream.fileno(), _TAIL):
+        text = _harmless(decoder.decode(chunk))
+        tail = (tail + text)[-_TAIL:]
+        if shown < _MOST_SHOWN:
+            on_output(text)
+        shown += len(chunk)
+    return tail
+
+
+def _harmless(text: str) -> str:
+    """No character that a terminal could take for a command."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
+
+
+def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
+    script = str(job.overlay_dir / str(job.manifest.get("custom_materializer", "materialize.py")))
+    status = report["status"]
+    limit = report["limit"] or _REACHED.get(status)
+    if limit is not None:
+        most = getattr(job.limits, limit)
+        raise BrokenInput(
+            f"{script}: stopped at its limit of {most} {_UNITS[limit]}",
+            code="script-limit",
+            hint="a script that needs more than this is rarely what it should be; look at what it does",
+            where=script,
+            limit=limit,
+            most=most,
+            output=tail,
+        )
+    if status != 0:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        last = tail.rstrip().rpartition("\n")[2]
+        raise BrokenInput(
+            f"{script}: {last if status == inside.FAILED and last else how}",
+            code="script-failed",
+            hint="see what it printed; it had no network, no environment and one folder to write",
+            where=script,
+            status=status,
+            output=tail,
+        )
