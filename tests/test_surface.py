@@ -20,7 +20,7 @@ SURFACE = {
     "overlay check": f"[MODEL]... --base --against --same --revision --fail-on --output {COMMON}",
     "overlay lock": f"[MODEL]... --from-build --dry-run {COMMON}",
     "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link --lock-timeout {BUILD} {COMMON}",
-    "overlay adopt": f"MODEL_OR_DIR --dry-run --allow-floating --for --with-override --link --lock-timeout {SERVER} {BUILD} {COMMON}",
+    "overlay adopt": f"MODEL_OR_DIR --dry-run --allow-floating --link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay lease": f"MODEL [COMMAND]... --for --rule {COMMON}",
     "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",
     "overlay verify": f"MODEL_OR_DIR --level --rule {COMMON}",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from overlay.consumers.server import Server
+    from overlay.materialization.state import State
     from overlay.registry import Pin, Resolution
 
 __all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "present", "resolve"]
@@ -155,7 +156,7 @@ def present(
             # Of another rule: most likely that is the one that is meant.
             hint=common.command(command, model, *flags, "--rule", state.rule, *server_flags(server))
             if state.rule
-            else common.command("prewarm", model, *rule_flags(rule), *server_flags(server)),
+            else common.command(_builder(state), model, *rule_flags(rule), *server_flags(server)),
             model=model,
             location=state.location,
         )
@@ -223,7 +224,13 @@ def _next(
         *([] if pinned else ["--allow-floating"]),
         *(["--dry-run"] if found.state.name == "unknown" else []),
     )
-    return common.command("prewarm", model, *flags)
+    return common.command(_builder(found.state), model, *flags)
+
+
+def _builder(state: State) -> str:
+    """The command that brings a model here: what a server built at its location need not be built again."""
+    is_folder = state.location is not None and state.location.is_dir() and not state.location.is_symlink()
+    return "adopt" if is_folder and state.tree is None else "prewarm"
 
 
 def _repo(pin: Pin, components: tuple[str, ...] = ()) -> PinnedRepo:
