@@ -19,7 +19,7 @@ SURFACE = {
     "overlay env": f"MODEL --by --format --rule {SERVER} {COMMON}",
     "overlay check": f"[MODEL]... --base --against --same --revision --fail-on --output {COMMON}",
     "overlay lock": f"[MODEL]... --from-build --dry-run {COMMON}",
-    "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link --lock-timeout {BUILD} {COMMON}",
+    "overlay prewarm": f"MODEL... --dry-run --only --allow-floating --link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay adopt": f"MODEL_OR_DIR --dry-run --allow-floating --link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay lease": f"MODEL [COMMAND]... --for --rule {COMMON}",
     "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",

@@ -157,9 +157,10 @@ def _by_name(found: overlay.Resolved, model: str, options: overlay.Options) -> S
     folders = [] if source is None else [source]
     given = str(source or entry.model)
     if entry.overlay.revision == LOCAL:
-        folders.append(Path(entry.overlay.repo))
-        if not server.with_override and entry.place.file.startswith(entry.overlay.repo):
-            given = model  # an overlay folder that was named: the server's key holds it as it is spelt
+        overlay_folder = entry.overlay.repo
+        if not server.with_override and entry.place.file.startswith(overlay_folder):
+            given = overlay_folder = model  # it was named itself, and the server's key holds it as it is spelt
+        folders.append(Path(overlay_folder))
     return by_name(entry, server, given, folders, open_cache(options, create=False).root.path, hub_cache())
 
 
@@ -175,7 +176,7 @@ def _notes(common: Common, found: overlay.Resolved, start: Start, server: Server
         yield from _notes_by_path(entry, found.state.tree, server)
         return
     if found.state.name != "present":
-        command = common.command("prewarm", entry.model, *rule_flags(rule), *server_flags(server))
+        command = common.command("prewarm", entry.model, "--stage-source", *rule_flags(rule), *server_flags(server))
         yield f"{found.state.name}: the server would build it by itself; before it starts: {command}"
     yield from _notes_by_name(entry, server)
 
@@ -202,4 +203,5 @@ def _notes_by_name(entry: Entry, server: Server) -> Iterator[str]:
     release = sglang.release_of(server.version)
     if not server.with_override and entry.model not in sglang.built_in(release.version):
         yield f"{server} has no overlay built in for {entry.model}: it needs --with-override, or to be served by path"
-    yield f"what this server finds, and what not: {shlex.join(['overlay', 'check', entry.model, *server_flags(server)])}"
+    check = shlex.join(["overlay", "check", entry.model, *server_flags(server)])
+    yield f"what this server finds, and what not: {check}"

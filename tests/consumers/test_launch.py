@@ -1,0 +1,241 @@
+"""How servers are started: what is exported is what is built, and the text is taken as it is meant."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from support.registries import ENTRY, VDN, load_text, registry_text
+
+from overlay.consumers import sglang
+from overlay.consumers.launch import OVERRIDE, ROOT, Start, by_name, by_path, exported
+from overlay.consumers.launch_forms import FORMS, lines_of
+from overlay.consumers.server import Server, parse_server
+from overlay.errors import InvalidUsage
+from overlay.registry import LOCAL, Entry, Launch, Pin, load_registry
+from overlay.registry.server import VARIABLE
+
+pytestmark = pytest.mark.no_torch
+
+FAMILIES = [(0, 5, 10), (0, 5, 12), (0, 5, 19), (0, 5, 21), (0, 5, 22), (0, 5, 23), (0, 6, 0)]
+FINGERPRINT = "f" * 64
+# Spaces, quotes of both kinds, what the shell, YAML and Kubernetes expand, text that is not ASCII.
+HOSTILE = [
+    "/a b",
+    "/it's",
+    '/"x"',
+    "/$HOME/`id`",
+    "/$(id)",
+    "/$$x",
+    "/{a,b}*?",
+    "/#x",
+    "/a\\b",
+    "/-x",
+    "/é/😀",
+    "/~",
+    "/a: b",
+]
+
+
+@pytest.fixture
+def entries(tmp_path: Path) -> dict[str, Entry]:
+    """The shipped models, and one of a project."""
+    return dict(load_text(tmp_path, registry_text(ENTRY)).entries)
+
+
+def start_of(path: str, **serve: Any) -> Start:
+    """A start by name with this text wherever a path or a value is."""
+    entry = Entry(
+        VDN,
+        Pin(VDN, "a" * 40),
+        Pin(path, LOCAL),
+        None,
+        (),
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        serve={"sglang": Launch(("--x", path), {"SGLANG_X": path}, **serve)},
+    )
+    server = Server("sglang", (0, 5, 23), with_override=True)
+    return by_name(entry, server, path, [], Path(path, "cache"), Path(path, "hub"))
+
+
+@pytest.mark.parametrize("version", FAMILIES)
+def test_what_is_exported_is_what_is_built(entries: dict[str, Entry], tmp_path: Path, version: Any) -> None:
+    """Read back as a server's variable, the export names the directory that --with-override builds: each release."""
+    known = [entry for entry in entries.values() if entry.overlay]
+    assert len(known) == 9
+    for entry in known:
+        told = load_registry(tmp_path / "mine.yaml", environ={VARIABLE: exported(entry)}, cwd=tmp_path).entries[
+            entry.model
+        ]
+        assert told.server is not None
+        as_started = sglang.for_server(told, Server("sglang", version))
+        as_built = sglang.for_server(entry, Server("sglang", version, with_override=True))
+        assert sglang.location_name(as_started, FINGERPRINT, "v3") == sglang.location_name(as_built, FINGERPRINT, "v3")
+
+
+def test_the_override_changes_the_directory_where_it_says_more(entries: dict[str, Entry]) -> None:
+    """The vectors of the release: without the override the table's, with it the source's commit enters (0.5.22 on)."""
+    entry = entries[VDN]
+    names = {
+        with_override: sglang.location_name(
+            sglang.for_server(entry, Server("sglang", (0, 5, 23), with_override)), entry.overlay_fingerprint
+        )
+        for with_override in (False, True)
+    }
+    assert names[False] == "OpenVDN__vdn-minimax-h3-e541eaf4b41d4e5c"
+    assert names[True] != names[False]
+    assert json.loads(exported(entry))[VDN]["source_revision"] == entry.source.revision
+
+
+def test_floating_pins_and_folders_are_exported_as_the_server_takes_them(
+    entries: dict[str, Entry], tmp_path: Path
+) -> None:
+    """A floating overlay is main and a floating source is left out; an overlay folder stays where it is."""
+    entry = entries["acme/model"]
+    floating = replace(entry, overlay=Pin("acme/overlay", None, "why"), source=Pin("acme/model", None, "why"))
+    assert json.loads(exported(floating)) == {
+        "acme/model": {"overlay_repo_id": "acme/overlay", "overlay_revision": "main"}
+    }
+    folder = replace(entry, overlay=Pin(str(tmp_path), LOCAL))
+    told = load_registry(tmp_path / "mine.yaml", environ={VARIABLE: exported(folder)}, cwd=tmp_path).entries[
+        "acme/model"
+    ]
+    assert told.overlay == folder.overlay
+    assert told.server is not None
+    assert (told.server.overlay_repo_id, told.server.overlay_revision) == (str(tmp_path), LOCAL)
+
+
+def test_by_path_asks_for_nothing(entries: dict[str, Entry]) -> None:
+    """The directory and the flags of the model; of variables, only that the Hub is left alone."""
+    start = by_path(entries[VDN], Server("sglang"), Path("/c/.overlay/trees/t"), Path("/c"))
+    assert shlex.join(start.command) == (
+        "sglang serve --model-path /c/.overlay/trees/t --attention-backend hybrid_window_attn_h3"
+    )
+    assert start.env == {"HF_HUB_OFFLINE": "1"}
+    assert start.folders == ("/c",)
+
+
+@pytest.mark.parametrize(
+    ("server", "steps"),
+    [("sglang==0.5.20", "9"), ("sglang==0.5.21", "9"), ("sglang==0.5.22", "8"), ("sglang", "8"), ("vllm-omni", "8")],
+)
+def test_steps_are_counted_as_the_release_does(entries: dict[str, Entry], server: str, steps: str) -> None:
+    """Nine grid points are nine steps to releases that count points, and eight to those that count evaluations."""
+    entry = replace(entries[VDN], serve=dict.fromkeys(("sglang", "vllm-omni"), Launch(grid_points=9)))
+    start = by_path(entry, parse_server(server), Path("/c/t"), Path("/c"))
+    assert (start.request, start.grid_points) == ({"num_inference_steps": steps}, 9)
+    assert f"# in each request: num_inference_steps {steps} (9 grid points)" in lines_of(start, "shell")
+
+
+def test_a_model_without_launch_data(entries: dict[str, Entry]) -> None:
+    """Nothing is invented: no flag, no request, and no comment on it."""
+    start = by_path(entries["acme/model"], Server("vllm-omni"), Path("/c/t"), Path("/c"))
+    assert start.command == ("vllm-omni", "serve", "/c/t", "--omni")
+    assert len(lines_of(start, "shell")) == 3
+
+
+def test_by_name_tells_where_and_what(entries: dict[str, Entry]) -> None:
+    """The cache root, the Hub's cache, and with an override the pins; variables of the entry come last."""
+    entry = replace(entries[VDN], serve={"sglang": Launch(env={"HF_HUB_OFFLINE": "0"})})
+    plain, told = (
+        by_name(entry, Server("sglang", None, override), VDN, [Path("/h/src")], Path("/c"), Path("/h"))
+        for override in (False, True)
+    )
+    assert plain.command[-1] == VDN
+    assert plain.env == {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": "/h", ROOT: "/c"}
+    assert told.env == {**plain.env, OVERRIDE: exported(entry)}
+    assert OVERRIDE == VARIABLE
+    assert plain.folders == ("/c", "/h")  # the source lies in the Hub's cache
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_shell_takes_it_as_it_is_meant(path: str, tmp_path: Path) -> None:
+    """eval in sh exports the very values and runs the very words, whatever stands in them."""
+    start = start_of(path, grid_points=9, request={"prompt": "$(id) `id` 'x'"})
+    probe = tmp_path / "sglang"
+    probe.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
+    probe.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'eval "$TEXT"'],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "TEXT": "\n".join(lines_of(start, "shell"))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    words, environ = json.loads(done.stdout)
+    assert words == list(start.command[1:])
+    assert {name: environ[name] for name in start.env} == start.env
+
+
+@pytest.mark.parametrize("path", [path for path in HOSTILE if ":" not in path])
+def test_docker_takes_it_as_it_is_meant(path: str) -> None:
+    """Mounts, read-only and under their own paths, variables, image and command come out as they went in."""
+    start = start_of(path)
+    _, line = lines_of(start, "docker")
+    words = shlex.split(line)
+    pairs = list(pairwise(words))
+    assert [value for flag, value in pairs if flag == "-v"] == [f"{folder}:{folder}:ro" for folder in start.folders]
+    assert [value for flag, value in pairs if flag == "-e"] == [f"{name}={value}" for name, value in start.env.items()]
+    image = words.index(start.image)
+    assert words[image - 1 : image] + words[image + 1 :] == list(start.command)
+
+
+def kubernetes(text: str) -> str:
+    """A value as the kubelet hands it on, where no variable is named in it: its expansion, written down plainly."""
+    found, at = "", 0
+    while at < len(text):
+        if text[at : at + 2] == "$$":
+            found, at = found + "$", at + 2
+        elif text[at : at + 2] == "$(":
+            raise AssertionError(f"{text} names a variable")
+        else:
+            found, at = found + text[at], at + 1
+    return found
+
+
+@pytest.mark.parametrize("path", HOSTILE)
+def test_kubernetes_takes_it_as_it_is_meant(path: str) -> None:
+    """Parsed by the YAML library and expanded as the kubelet does, the fragment has what the start says."""
+    start = start_of(path, grid_points=9)
+    pod = YAML(typ="safe", pure=True).load("\n".join(lines_of(start, "k8s")))
+    [container] = pod["containers"]
+    assert (container["name"], container["image"]) == ("sglang", "lmsysorg/sglang:v0.5.23")
+    assert container["command"] + [kubernetes(word) for word in container["args"]] == list(start.command)
+    assert {item["name"]: kubernetes(item["value"]) for item in container["env"]} == start.env
+    volumes = {item["name"]: item["hostPath"]["path"] for item in pod["volumes"]}
+    mounts = {item["name"]: item["mountPath"] for item in container["volumeMounts"]}
+    assert volumes == mounts
+    assert tuple(mounts.values()) == start.folders
+    assert all(item["readOnly"] is True for item in container["volumeMounts"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("path", ["/a\nb", "/a\rb", "/a\x1b[31m", "/a\udcff", "/a\u2028b"])
+def test_what_no_line_can_hold_is_refused(path: str, form: Any) -> None:
+    """A path with a line break, an escape or bytes that are no text is named and not printed."""
+    with pytest.raises(InvalidUsage) as caught:
+        lines_of(start_of(path), form)
+    assert caught.value.code == "not-nameable"
+    assert str(caught.value).isprintable()
+
+
+def test_docker_cannot_mount_a_colon() -> None:
+    """docker -v splits at colons, so such a folder is refused and not mounted elsewhere."""
+    with pytest.raises(InvalidUsage, match="colon"):
+        lines_of(start_of("/a:b"), "docker")
+
+
+@pytest.mark.parametrize("form", ["docker", "k8s"])
+def test_a_container_has_another_working_directory(form: Any) -> None:
+    """A relative folder is refused where it would be another one."""
+    with pytest.raises(InvalidUsage, match="relative"):
+        lines_of(start_of("./overlay"), form)
