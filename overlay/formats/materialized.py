@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LARGEST_RECORD", "MARKER_NAME", "PREFUSED_NAME", "RECORD_NAME"]
+__all__ = ["FUSED_NAME", "LARGEST_RECORD", "MARKER_NAME", "PREFUSED_NAME", "RECORD_NAME"]
 
 RECORD_NAME = "overlay_record.json"
 """This program's record, at the top of the folder."""
@@ -15,3 +15,6 @@ MARKER_NAME = ".sglang_overlay_materialized.json"
 
 PREFUSED_NAME = "sglang_vdn_prefused.json"
 """What the published VDN-H3 materializer says of the adapters that it fused, beside the transformer's shards."""
+
+FUSED_NAME = "overlay_fused.json"
+"""This program's stamp beside weights that it fused and laid out otherwise: which adapters are in."""

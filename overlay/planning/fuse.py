@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
+from overlay.fingerprint import bytes_digest
 from overlay.formats.adapters import fused_adapters, read_adapter
 from overlay.planning.outputs import CarriedFile, Fused, OutputTensor, Range, SafetensorsFile, Term
 from overlay.planning.plan import AdapterUse
@@ -19,9 +20,20 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import OutputFile
     from overlay.planning.plan import InputBook
 
-__all__ = ["adapter_uses", "base_tensors", "copied_tensor", "fuse_checkpoint", "read_adapters", "refuse_fused_twice"]
+__all__ = [
+    "DEFAULT_METADATA",
+    "adapter_uses",
+    "base_tensors",
+    "copied_tensor",
+    "fuse_checkpoint",
+    "fused_shards",
+    "read_adapters",
+    "refuse_fused_twice",
+    "sha256_of",
+]
 
 DEFAULT_METADATA = {"format": "pt"}
+"""Of a shard that has none."""
 
 AdapterSource = tuple["InputBook", "Adapter"]
 
@@ -93,6 +105,12 @@ def refuse_fused_twice(base: Files, folder: str, adapters: Sequence[AdapterSourc
     return tuple(sorted({digest for stamp in stamps for digest in stamp.digests}))
 
 
+def sha256_of(book: InputBook, path: str) -> str:
+    """``sha256:<hex>`` of a file; a small one of the Hub, which names it by its git blob, is read."""
+    digest = book(path).digest
+    return digest if digest.startswith("sha256:") else bytes_digest(book.files.read_bytes(path), "sha256")
+
+
 def copied_tensor(header: Header, book: InputBook, path: str, name: str, rename: str | None = None) -> OutputTensor:
     """A tensor taken over as it is, under its own name or ``rename``."""
     info = header.tensors[name]
@@ -108,23 +126,33 @@ def fuse_checkpoint(
     Shards without a target are carried where the published script would write the same bytes: a canonical header that
     has metadata. Others are written again, metadata kept, ``{"format": "pt"}`` where there is none.
     """
-    terms = _terms_by_target(adapters)
     outputs: list[OutputFile] = []
-    for shard, header in sorted(checkpoint.shards.items()):
-        path = checkpoint.path(shard)
-        out_path = f"{out_folder}/{shard}" if out_folder else shard
-        targets = terms.keys() & header.tensors.keys()
-        if not targets and header.canonical and header.metadata:
-            outputs.append(CarriedFile(out_path, book(path)))
-            continue
-        tensors = tuple(
-            _fused_tensor(header, book, path, name, terms[name])
-            if name in targets
-            else copied_tensor(header, book, path, name)
-            for name in header.tensors
+    for shard, tensors in fused_shards(book, checkpoint, adapters).items():
+        header = checkpoint.shards[shard]
+        made = SafetensorsFile(
+            f"{out_folder}/{shard}" if out_folder else shard, dict(header.metadata) or dict(DEFAULT_METADATA), tensors
         )
-        outputs.append(SafetensorsFile(out_path, dict(header.metadata) or dict(DEFAULT_METADATA), tensors))
+        as_it_is = not made.is_fused and header.canonical and header.metadata
+        outputs.append(CarriedFile(made.path, book(checkpoint.path(shard))) if as_it_is else made)
     return outputs
+
+
+def fused_shards(
+    book: InputBook, checkpoint: Checkpoint, adapters: Sequence[AdapterSource]
+) -> dict[str, tuple[OutputTensor, ...]]:
+    """Every tensor of the checkpoint by its shard, targets fused; each has one piece, or none if it is empty."""
+    terms = _terms_by_target(adapters)
+
+    def tensor(shard: str, header: Header, name: str) -> OutputTensor:
+        path = checkpoint.path(shard)
+        if name in terms:
+            return _fused_tensor(header, book, path, name, terms[name])
+        return copied_tensor(header, book, path, name)
+
+    return {
+        shard: tuple(tensor(shard, header, name) for name in header.tensors)
+        for shard, header in sorted(checkpoint.shards.items())
+    }
 
 
 def _terms_by_target(adapters: Sequence[AdapterSource]) -> dict[str, tuple[Term, ...]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from overlay.fingerprint import bytes_digest
 from overlay.formats.strict_json import parse_object
 from overlay.formats.vdn import read_stage_metadata
+from overlay.planning.fuse import sha256_of
 from overlay.planning.rules import SENTENCES
 
 if TYPE_CHECKING:
@@ -71,7 +71,4 @@ def _adapter(source: InputBook, adapter: Adapter, spec: str) -> dict[str, Any]:
 
 
 def _sha256(book: InputBook, path: str) -> str:
-    digest = book(path).digest
-    if not digest.startswith("sha256:"):  # a small file of the Hub, which names it by its git blob
-        digest = bytes_digest(book.files.read_bytes(path), "sha256")
-    return digest.removeprefix("sha256:")
+    return sha256_of(book, path).removeprefix("sha256:")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import NotHere
-from overlay.formats.materialized import LARGEST_RECORD, MARKER_NAME, PREFUSED_NAME, RECORD_NAME
+from overlay.formats.materialized import FUSED_NAME, LARGEST_RECORD, MARKER_NAME, PREFUSED_NAME, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ class Stamp:
 def fused_adapters(files: Files, folder: str) -> tuple[Stamp, ...]:
     """The stamps of a base folder.
 
-    Read are SGLang's provenance of a VDN tree and this program's record, each in the folder or the one above it.
-    SGLang's marker of a materialized overlay does not say what was done; it counts only where nothing else speaks.
+    Read are SGLang's provenance of a VDN tree, this program's stamp and its record, each in the folder or the one
+    above. SGLang's marker of a materialized overlay does not say what was done; it counts only where nothing else
+    speaks.
 
     Args:
         files: The repo or folder of the base.
@@ -46,7 +47,7 @@ def fused_adapters(files: Files, folder: str) -> tuple[Stamp, ...]:
     """
     places = [folder, folder.rpartition("/")[0]] if folder else [""]
     prefixes = [f"{place}/" if place else "" for place in places]
-    named = [prefix + name for prefix in prefixes for name in (PREFUSED_NAME, RECORD_NAME)]
+    named = [prefix + name for prefix in prefixes for name in (PREFUSED_NAME, FUSED_NAME, RECORD_NAME)]
     detailed = [path for path in named if _has(files, path)]
     markers = [prefix + MARKER_NAME for prefix in prefixes if _has(files, prefix + MARKER_NAME)]
     if not detailed:
@@ -69,10 +70,12 @@ def _read(files: Files, path: str) -> Stamp | None:
     if path.endswith(PREFUSED_NAME):
         adapters = _objects(document.get("adapters"))
         return Stamp(path, _digests(f"sha256:{adapter.get('adapter_model_sha256')}" for adapter in adapters))
-    inputs, before = document.get("inputs"), document.get("fused_before", [])
-    if not isinstance(inputs, list) or not isinstance(before, list):
-        return Stamp(path, ())  # a record, but not one that this version can read
-    held: list[Any] = [item.get("digest") for item in _objects(inputs) if item.get("role") == "adapter"] + before
+    is_record = not path.endswith(FUSED_NAME)
+    named, before = document.get("inputs" if is_record else "adapters"), document.get("fused_before", [])
+    if not isinstance(named, list) or not isinstance(before, list):
+        return Stamp(path, ())  # one of ours, but not one that this version can read
+    found = [item for item in _objects(named) if not is_record or item.get("role") == "adapter"]
+    held: list[Any] = [item.get("digest") for item in found] + before
     digests = _digests(held)
     return Stamp(path, digests if len(digests) == len(held) else ()) if held else None
 
