@@ -23,6 +23,7 @@ from overlay.materialization.publishing import Published, publish, seal, where_o
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
 from overlay.materialization.resolve import location_at_hand
+from overlay.materialization.scripted import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.state import find_state, is_settled
 from overlay.materialization.survey import Counters, Work, as_linked, components, survey
@@ -91,10 +92,12 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     memo = open_memo(cache, write=False)
     is_present = present_state(resolution, registry, options) is not None
     in_force = None if is_present else lock_in_force(resolution)
+    require_trusted(resolution, registry, allowed=options.allow_script or is_present)
     inventory = inventory_of(resolution, options, memo)
     the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
+    the_plan = known_plan(the_plan, cache)
     link: LinkMode = "auto" if is_present else options.link  # a hit links nothing, so nothing is refused
     publishes = not (is_present or options.only)
     work = survey(the_plan, inventory.repos, cache, link, TensorDigests(cache.root), publishes=publishes)
@@ -102,7 +105,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
         return replace(work, is_present=True)
     if not work.is_done or cache.location_target(the_plan.location) is None:
         cache.require_writable()
-    return work
+    return replace(work, notes=(*work.notes, *script_notes(the_plan)))
 
 
 def present_state(resolution: Resolution, registry: Registry, options: Options) -> State | None:
@@ -153,6 +156,12 @@ def plan_of(
         whole = replace(whole, notes=(*whole.notes, *in_force.notes(options.rule)))
     if not options.only:
         return whole
+    if whole.script is not None:
+        raise InvalidUsage(
+            f"{whole.model}: the overlay's script makes all components at once",
+            code="option-conflict",
+            hint="leave --only away",
+        )
     known = components(whole.outputs)
     unknown = sorted(set(options.only) - set(known))
     if unknown:
@@ -188,6 +197,7 @@ def materialize(
         seconds = time.monotonic() - started
         return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
     in_force = lock_in_force(resolution)
+    require_trusted(resolution, registry, allowed=options.allow_script)
     cache = open_cache(options, create=True)
     memo = open_memo(cache, write=True)
     inventory = inventory_of(resolution, options, memo)
@@ -197,6 +207,7 @@ def materialize(
     lock = cache.lock(the_plan.location, timeout=options.lock_timeout, on_wait=on_wait)
     job = Job(inventory, cache, memo, options, phase)
     with lock, where_one_may(building(cache.root)):  # from here on no collector takes what the survey finds
+        the_plan, script = settled_by_script(the_plan, job)
         work = settled_survey(the_plan, inventory.repos, cache, memo, options, phase)
         for step in work.steps:
             if step.found.entry and step.found.factor_action:  # the next run need not know of factors
@@ -204,12 +215,13 @@ def materialize(
         engine = start_engine(work.steps, options.device)
         made = job.make(work, engine, "build")
         work = as_linked(work, made.links)
+        work = replace(work, counters=work.counters + script.counters) if script is not None else work
         blobs = sha256_of_blobs(work, made, inventory)
         if in_force is not None:
             in_force.require_contents(blobs)
 
         def sealed(work: Work, made: Made, rebuilt: Rebuilt | None) -> Sealed:
-            run = run_report(work, made, engine, time.monotonic() - started, rebuilt)
+            run = run_report(work, made, engine, time.monotonic() - started, rebuilt, script)
             return seal(work, made, identity_of_work(work, inventory, blobs), run)
 
         work, made, rebuilt = enforced(in_force, job, work, made, sealed)

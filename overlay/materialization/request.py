@@ -44,6 +44,7 @@ class Options:
         link: How unchanged files come into the cache: ``auto``, ``reflink``, ``hardlink`` or ``copy``.
         only: Components (first folder of an output path) to build; empty: everything. With it nothing is published,
             the objects wait in the cache.
+        allow_script: Let an overlay's own Python run also where a registry pins it that nobody named.
         lock_timeout: Seconds to wait while another process builds the same model.
         server: Whom the model is for: decides the location, and the root where nothing else does.
     """
@@ -60,6 +61,7 @@ class Options:
     link: LinkMode = "auto"
     only: tuple[str, ...] = ()
     lock_timeout: float = 3600.0
+    allow_script: bool = False
     server: Server | None = None
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
     from overlay.materialization.locking.deviations import Rebuilt
+    from overlay.materialization.scripted import ScriptRun
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import AdapterUse, Plan
@@ -89,7 +90,8 @@ def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str
     def key(item: Input) -> tuple[str, str]:
         return item.repo, item.path
 
-    roles = {key(read): "config" for read in plan.reads}
+    roles = {key(item): "given" for item in plan.given}
+    roles.update({key(read): "config" for read in plan.reads})
     roles.update({key(item): "base" for output in plan.outputs for item in inputs_of(output)})
     for use in plan.adapters:
         roles[key(use.weights)] = "adapter"
@@ -102,7 +104,12 @@ def _inputs(plan: Plan, digests: Mapping[tuple[str, str], str]) -> list[dict[str
 
 
 def run_report(
-    work: Work, made: Made, engine: Engine | None, seconds: float, rebuilt: Rebuilt | None = None
+    work: Work,
+    made: Made,
+    engine: Engine | None,
+    seconds: float,
+    rebuilt: Rebuilt | None = None,
+    script: ScriptRun | None = None,
 ) -> dict[str, Any]:
     """What this one run did."""
     from overlay.planning.outputs import AliasFile, CarriedFile  # as above
@@ -122,6 +129,7 @@ def run_report(
         "seconds": round(seconds, 3),
         "kernels": dict(made.kernels),
         "engine": engine.describe() if engine is not None else None,
+        "script": script.to_json() if script is not None else None,
         "rebuilt": rebuilt.to_json() if rebuilt is not None else None,
         "links": made.links,
         "reused": reused,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal
 from overlay.cache.disk import existing, free_room
 from overlay.errors import CannotWrite
 from overlay.fingerprint import bytes_digest
+from overlay.formats.header import read_header
 from overlay.formats.layout import canonical_layout
 from overlay.formats.wording import counted, format_bytes
 from overlay.hub import HubRepo
 from overlay.materialization.links import Links
 from overlay.materialization.lookup import Found, Lookup
-from overlay.materialization.record import RecordedFile
-from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile
+from overlay.materialization.record import RecordedFile, carried_tensors
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile, ScriptedFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ __all__ = [
     "survey",
 ]
 
-How = Literal["generate", "alias", "present", "build", "reflink", "hardlink", "copy"]
+How = Literal["generate", "alias", "present", "build", "script", "reflink", "hardlink", "copy"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class Work:
     @property
     def is_done(self) -> bool:
         """Whether the cache holds everything."""
-        return not any(step.moves_bytes for step in self.steps)
+        return self.plan.script is None and not any(step.moves_bytes or step.how == "script" for step in self.steps)
 
 
 def survey(
@@ -168,9 +169,10 @@ def survey(
         CannotWrite: Files cannot be linked as ``mode`` asks.
     """
     links, lookup = Links(cache.root, mode, repos.values()), Lookup(cache, plan.rule, tensors)
-    steps = tuple(_step(output, repos, lookup, links) for output in plan.outputs)
+    steps = tuple(_step(output, repos, cache, lookup, links) for output in plan.outputs)
     links.require_possible()
     wanted = [source for step in steps if step.moves_bytes for source in inputs_of(step.output)]
+    wanted += plan.given if plan.script is not None else ()
     distinct = {(i.repo, i.path): i for i in wanted}
     missing = tuple(i for i in distinct.values() if repos[i.repo].local(i.path) is None)
     undecided = [step for step in steps if step.found.unlearned]
@@ -184,7 +186,8 @@ def survey(
         counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
         sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
         + (_room_of_tree(steps, links) if publishes else 0)
-        + room_for(missing, repos, cache),
+        + room_for(missing, repos, cache)
+        + ((plan.script.limits.disk or 0) if plan.script is not None else 0),
         unlearned,
         (*links.notes(), *([_at_most(undecided, unlearned)] if is_most else [])),
         is_most,
@@ -245,7 +248,7 @@ def counters_of(steps: Iterable[Step]) -> Counters:
     steps = tuple(steps)
     return Counters(
         read=sum(step.bytes_read for step in steps),
-        written=sum(step.payload for step in steps if step.how in ("build", "copy")),
+        written=sum(step.payload for step in steps if step.how in ("build", "script", "copy")),
         linked=sum(step.payload for step in steps if step.how in ("reflink", "hardlink")),
     )
 
@@ -268,7 +271,7 @@ def carried_step(output: CarriedFile, files: Files, way: Way, found: Found | Non
     return Step(output, way.how, found or Found(), payload, output.input.size, way.why, way.tried)
 
 
-def _step(output: OutputFile, repos: Mapping[str, Repo], lookup: Lookup, links: Links) -> Step:
+def _step(output: OutputFile, repos: Mapping[str, Repo], cache: Cache, lookup: Lookup, links: Links) -> Step:
     match output:
         case GeneratedFile():
             made = RecordedFile(output.path, bytes_digest(output.data, "sha256"), len(output.data))
@@ -283,6 +286,18 @@ def _step(output: OutputFile, repos: Mapping[str, Repo], lookup: Lookup, links: 
             return carried_step(output, repo, links.of_repo(repo, output.input.path, output.input.size), found)
         case SafetensorsFile():
             return built_step(output, lookup)
+        case ScriptedFile():
+            return _scripted_step(output, cache)
+
+
+def _scripted_step(output: ScriptedFile, cache: Cache) -> Step:
+    """The step of a file that is an object already; what its tensors are, its header says."""
+    header = read_header(cache.object_path(output.digest)) if output.path.endswith(".safetensors") else None
+    tensors = carried_tensors(header) if header else None
+    entry = RecordedFile(output.path, output.digest, output.size, tensors)
+    payload = output.size - header.data_start if header else 0
+    how: How = "script" if output.is_new else "present"
+    return Step(output, how, Found(entry=entry, why="same script and inputs"), payload, output.size)
 
 
 def _payload(files: Files, source: Input) -> int:

@@ -18,7 +18,7 @@ from overlay.materialization.survey import (
     require_room_for_downloads,
     room_for,
 )
-from overlay.planning.outputs import AliasFile, SafetensorsFile
+from overlay.planning.outputs import AliasFile, SafetensorsFile, ScriptedFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
@@ -158,10 +158,12 @@ def build_again(job: Job, work: Work, made: Made, deviating: Sequence[Deviation]
 def drop_deviating(cache: Cache, work: Work, deviating: Sequence[Deviation]) -> None:
     """Forget the objects of deviating files that were written here, and with them every entry that leads to them.
 
+    Those of a script are among them: the next run calls it again.
+
     Raises:
         CannotWrite: The filesystem refused.
     """
-    written = {step.output.path for step in work.steps if isinstance(step.output, SafetensorsFile)}
+    written = {step.output.path for step in work.steps if isinstance(step.output, SafetensorsFile | ScriptedFile)}
     for item in deviating:
         if item.found is not None and item.path in written:
             cache.drop_object(item.found)

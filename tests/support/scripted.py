@@ -1,0 +1,117 @@
+"""Overlays that carry Python, on a hub folder: with a script of a test's own, or one that makes the VDN-H3 tree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
+from overlay.materialization.request import Options
+from support.hubs import add_repo, commit, shard
+
+if TYPE_CHECKING:
+    from overlay.demo.checkpoint import HubFolder
+
+__all__ = ["MODEL", "PATH", "VDN_SCRIPT", "entry_text", "scripted_hub", "scripted_options", "vdn_options"]
+
+MODEL = "acme/source"
+PATH = "_overlay/materialize.py"
+INDEX = {"_class_name": "P", "_diffusers_version": "0", "unet": ["diffusers", "U"]}
+
+# The plain rebuild, called as a server calls a script, links as servers make them, and the needs from the Hub's client.
+VDN_SCRIPT = (
+    Path(__file__).with_name("published_rule.py").read_text()
+    + '''
+
+def materialize(*, overlay_dir, source_dir, output_dir, manifest):
+    """Steps 3 to 11: the overlay's own files and the mapped audio VAE are there already."""
+    from pathlib import Path
+
+    from huggingface_hub import snapshot_download
+
+    source, out = Path(source_dir), Path(output_dir)
+    assert manifest["custom_materializer"] == "_overlay/materialize.py"
+    assert (Path(overlay_dir) / "_overlay/overlay_manifest.json").is_file()
+    needs = Path(snapshot_download("MiniMaxAI/MiniMax-H3"))
+    for component in ("text_encoder", "tokenizer", "processor"):
+        for path in sorted((needs / component).rglob("*")):
+            if path.is_file():
+                _link(path, out / path.relative_to(needs))
+    _video_vae(source / "h3-base/vae", out / "video_vae")
+    audio_config = {**read_json(source / "h3-base/audio_vae/config.json"), "_class_name": "MiniMaxH3AudioVAE"}
+    write_json(out / "audio_vae/config.json", audio_config)
+    _transformer(source, "stage-dmd-step-250", out / "transformer")
+
+
+def _link(path, dest):
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()
+    try:
+        os.link(path, dest)
+    except OSError:
+        os.symlink(path, dest)
+'''
+)
+
+
+def sha256(script: str) -> str:
+    """What an entry pins."""
+    return hashlib.sha256(script.encode()).hexdigest()
+
+
+def entry_text(script: str | None, *, needs: str = "", limits: str = "", model: str = MODEL) -> str:
+    """A registry with one model."""
+    pinned = f", script: {{sha256: {sha256(script)}}}" if script is not None else ""
+    return f"""\
+schema_version: 1
+models:
+  {model}:
+    source: {{revision: {commit("a")}}}
+    overlay: {{repo: acme/overlay, revision: {commit("b")}}}
+    {needs}
+    recipe: {{name: python{pinned}{limits}}}
+"""
+
+
+def scripted_hub(folder: Path, script: str, **manifest: Any) -> None:
+    """A source with one weight, and an overlay with this script."""
+    add_repo(folder, MODEL, commit("a"), {"unet/w.safetensors": shard("w"), "unet/config.json": "{}", "x.bin": b"x"})
+    document = {"custom_materializer": PATH, **manifest}
+    own = {
+        "_overlay/overlay_manifest.json": json.dumps(document),
+        PATH: script,
+        "model_index.json": json.dumps(INDEX),
+        "README.md": "of the overlay",
+    }
+    add_repo(folder, "acme/overlay", commit("b"), own)
+
+
+def scripted_options(folder: Path, script: str | None, *, needs: str = "", limits: str = "", **choices: Any) -> Options:
+    """Options of a run below ``folder``, whose hub is ``folder/hub``."""
+    registry = folder / "registry.yaml"
+    registry.write_text(entry_text(script, needs=needs, limits=limits))
+    return Options(registry=registry, cache_root=folder / "root", hub=folder / "hub", **choices)
+
+
+def vdn_options(hub: HubFolder, folder: Path, script: str = VDN_SCRIPT) -> Options:
+    """Beside the overlay of the hub another revision of it, which this script builds; options to build it."""
+    revision = commit("e")
+    overlay = hub.root / OVERLAY_REPO / revision
+    if not overlay.exists():
+        shutil.copytree(hub.overlay_folder, overlay)
+        (overlay / PATH).write_text(script)
+    registry = folder / "scripted.yaml"
+    registry.write_text(f"""\
+schema_version: 1
+models:
+  {SOURCE_REPO}:
+    source: {{revision: {hub.source}}}
+    overlay: {{repo: {OVERLAY_REPO}, revision: {revision}}}
+    needs:
+      - {{repo: {NEEDS_REPO}, revision: {NEEDS_REVISION}, components: [text_encoder, tokenizer, processor]}}
+    recipe: {{name: python, script: {{sha256: {sha256(script)}}}}}
+""")
+    return Options(registry=registry, cache_root=folder / "root", hub=hub.root)
