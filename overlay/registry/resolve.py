@@ -68,8 +68,15 @@ def _resolution(
     pins = [pin for pin in entry.pins if not (source_folder and pin is entry.source)]
     floating = [f"{pin.repo} is not pinned: {pin.floating}" for pin in pins if pin.floating]
     if entry.recipe.name == "python":
-        notes = (*notes, "building needs a sandboxed runner for the overlay's own Python, which this version lacks")
+        notes = (*notes, _of_script(entry))
     return Resolution(entry.model, entry, registry.path, (*floating, *notes), source_folder)
+
+
+def _of_script(entry: Entry) -> str:
+    script = entry.recipe.options.get("script")
+    if script is None:
+        return "the overlay's own Python builds it, and the entry pins no script that may run"
+    return f"building runs the overlay's own Python in a sandbox: the script of sha256 {script[:16]}"
 
 
 def _key_of(folder: Path, entries: Mapping[str, Entry]) -> str | None:
@@ -120,13 +127,15 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
         source = known.source if known else Pin(key, None, "the overlay's manifest names no source_revision")
     recipe = known.recipe if known else None
     if recipe is None or recipe.name in ("mappings", "python"):  # these follow the manifest
-        recipe = Recipe("python" if manifest.custom_materializer else "mappings", {})
+        follows = "python" if manifest.custom_materializer else "mappings"
+        recipe = recipe if recipe is not None and recipe.name == follows else Recipe(follows, {})
     entry = Entry(
         model=key,
         source=source,
         overlay=Pin(str(folder), LOCAL),
         overlay_fingerprint=None,
         needs=known.needs if known else (),
+        wheels=known.wheels if known else (),
         recipe=recipe,
         place=Place(str(folder / MANIFEST_PATH), 1, 1),
         materializer_version=manifest.materializer_version,

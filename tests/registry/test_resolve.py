@@ -54,7 +54,7 @@ def test_floating_and_python_are_said(registry: Registry) -> None:
         "Lightricks/LTX-2.3 is not pinned",
         "Lightricks/LTX-2 is not pinned",
         "FastVideo/LTX-2.3-Distilled-Diffusers is not pinned",
-        "building needs a sandboxed runner for the overlay's own Python, which this version lacks",
+        "the overlay's own Python builds it, and the entry pins no script that may run",
     ]
 
 

@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.hubs import add_repo, commit, shard
+
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
 from overlay.materialization.request import Options
-from support.hubs import add_repo, commit, shard
 
 if TYPE_CHECKING:
     from overlay.demo.checkpoint import HubFolder
