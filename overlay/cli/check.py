@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from overlay.cli._options import FILE, Common, common_options
-from overlay.errors import CheckFailed, InvalidRegistry, NotHere, TryAgain
+from overlay.cli._options import FILE, Common, common_options, server_options
+from overlay.errors import CheckFailed, InvalidRegistry, InvalidUsage, NotHere, TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from overlay.consumers.server import Server
     from overlay.contract.before import Before
     from overlay.contract.check import Report
     from overlay.contract.finding import Severity
+    from overlay.contract.subject import Check
     from overlay.hub import Inventory, Repo, Traffic
     from overlay.registry import Pin, Registry, Resolution
     from overlay.registry.lock import LockedModel
@@ -52,6 +54,7 @@ _FAIL_AT: Mapping[str, Severity | None] = {"error": "error", "warning": "warning
     type=click.Choice(["text", "json", "github"]),
     help="Form of the result.  [default: github in a GitHub workflow, else text]",
 )
+@server_options
 @common_options
 def check(
     common: Common,
@@ -60,14 +63,19 @@ def check(
     against: Path | None,
     same: str | None,
     revisions: tuple[str, str] | None,
+    *,
     fail_on: str,
     form: Form | None,
+    server: Server | None,
 ) -> None:
     """Check that what the registry pins fits together: required files, adapters, base, overlay, lock.
 
     All entries of the registry file are checked unless some are named. Only listings, headers and small files are
     read; nothing is written. Status 1 when something is found at or above --fail-on; 5 or 3 when nothing is, but
     something could not be told.
+
+    With --for, it is also told what such a server looks for when it is given the name of the model, whether that is
+    what is built here, and whether this host has it.
 
     With --same REPO --revision A B, the arguments are files and folders of REPO (none: all of it), and it is told
     whether they are the same at both commits, by digests alone.
@@ -81,10 +89,12 @@ def check(
         raise click.UsageError("--revision needs the repo as well: --same REPO")
     if same and (base is not None or against is not None):
         raise click.UsageError("--same compares a repo and no registry: leave out --base and --against")
+    if same and server:
+        raise click.UsageError("--same compares a repo, which no server looks up: leave out --for")
     if same and revisions:
         _check_same(common, same, revisions, models, form)
     else:
-        _check_models(common, models, base, against, fail_on, form)
+        _check_models(common, models, base, against, fail_on, form, server)
 
 
 def _in_workflow() -> bool:
@@ -92,7 +102,13 @@ def _in_workflow() -> bool:
 
 
 def _check_models(
-    common: Common, models: Sequence[str], base: str | None, against: Path | None, fail_on: str, form: Form
+    common: Common,
+    models: Sequence[str],
+    base: str | None,
+    against: Path | None,
+    fail_on: str,
+    form: Form,
+    server: Server | None,
 ) -> None:
     from overlay.cli._check import Checked, checked_model, print_checked, print_unusable
     from overlay.contract.before import before_at, before_in, changed_models, fallen_back
@@ -134,6 +150,7 @@ def _check_models(
     def open_other(pin: Pin) -> Repo:
         return _open(common, pin, traffic)
 
+    of_server = _of_server(common, server, open_other) if server else None
     reports = [
         judged(
             check_model(
@@ -142,6 +159,7 @@ def _check_models(
                 locked=locked.get(model),
                 before=before.model(model) if before else None,
                 open_other=open_other,
+                of_server=of_server,
             ),
             _FAIL_AT[fail_on],
         )
@@ -186,6 +204,26 @@ def _take(common: Common, traffic: Traffic, resolution: Resolution, known: Locke
     return take_inventory(
         resolution, hub=common.hub, offline=common.offline, memo=memo, allow_floating=True, traffic=traffic
     )
+
+
+def _of_server(common: Common, server: Server, open_other: Callable[[Pin], Repo]) -> Check:
+    """The check of a server, with what this host has for it."""
+    from overlay.consumers import sglang
+    from overlay.contract.checks.server import Warmed, check_server
+    from overlay.formats.materialized import MARKER_NAME
+    from overlay.materialization.request import open_cache
+
+    if server.name != "sglang":
+        raise InvalidUsage(
+            f"{server.name} looks nothing up by name that is built here",
+            code="option-conflict",
+            hint="serve by path: overlay env MODEL --for vllm-omni",
+        )
+    root = open_cache(common.options(server=server), create=False).root
+    names = frozenset(marker.parent.name for marker in root.locations.glob(f"*/{MARKER_NAME}"))
+    ignores_xdg = bool(os.environ.get("XDG_CACHE_HOME")) and not sglang.release_of(server.version).honours_xdg
+    warmed = Warmed(str(root.path), names, ignores_xdg) if root.path.is_dir() else Warmed()
+    return partial(check_server, server=server, warmed=warmed, open_other=open_other)
 
 
 def _open(common: Common, pin: Pin, traffic: Traffic) -> Repo:

@@ -64,7 +64,8 @@ _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
 _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
 _OF_A_REPO = {"skipped", "vanished", "not-checked"}
 # What the others say explains why a plan cannot be made as well; these are about something else.
-_NO_REASON = {*OF_THE_LOCK, "fingerprint-differs", "not-fetched", "script-changed"}
+_OF_A_SERVER = {"server-unknown", "server-looks-elsewhere", "snapshot-extras"}
+_NO_REASON = {*OF_THE_LOCK, *_OF_A_SERVER, "fingerprint-differs", "not-fetched", "script-changed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ def check_model(
     locked: LockedModel | None = None,
     before: tuple[Resolution, LockedModel | None] | None = None,
     open_other: Callable[[Pin], Repo] | None = None,
+    of_server: Check | None = None,
 ) -> Report:
     """Open the repos of an entry and run every check; what cannot be opened is part of the report.
 
@@ -105,6 +107,7 @@ def check_model(
         before: The same model before the change, and what the lock said of it; where its repos cannot be opened, it is
             as if there was none.
         open_other: Opens a repo that an adapter names and the entry does not; without it, its name alone is looked at.
+        of_server: What is to be checked beside, of a server: ``check_server`` with all but the subject.
     """
     entry = resolution.entry
     try:
@@ -123,16 +126,17 @@ def check_model(
             former = None  # gone, or never here: then there is nothing to compare with
         except OverlayError as error:
             return _report(entry, [], trouble=error)
-    return check(Subject(inventory, locked, former), open_other)
+    return check(Subject(inventory, locked, former), open_other, of_server)
 
 
-def check(subject: Subject, open_other: Callable[[Pin], Repo] | None = None) -> Report:
+def check(subject: Subject, open_other: Callable[[Pin], Repo] | None = None, of_server: Check | None = None) -> Report:
     """Run every check on a model whose repos are open. Raises nothing that a repo can cause.
 
     Args:
-        open_other: As of :func:`check_model`.
+        open_other: As of :func:`check_model`, like ``of_server``.
     """
-    checks: tuple[Check, ...] = (*CHECKS, partial(check_bases, open_other=open_other))
+    beside = [of_server] if of_server else []
+    checks: tuple[Check, ...] = (*CHECKS, partial(check_bases, open_other=open_other), *beside)
     try:
         return _check(subject, checks)
     except _FormerUnreadableError:

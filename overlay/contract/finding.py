@@ -72,6 +72,15 @@ CODES: Mapping[str, Code] = {
     "skipped": Code("not checked: the repo may not be read without a token", "note", "note"),
     "not-checked": Code("not checked: what it takes is not on this host", "note", "note"),
     "plan-refused": Code("the recipe cannot be carried out", "error", "error"),
+    # A server that is given the model's name
+    "server-unknown": Code("the server has nothing to look up for the model", "note", "error"),
+    "server-looks-elsewhere": Code("the server looks for another directory than is built here", "note", "error"),
+    "server-not-warmed": Code("nothing is where the server will look on this host", "note", "warning"),
+    "source-not-told": Code("the server takes the source from a branch, not from the pinned commit", "note", "warning"),
+    "branch-elsewhere": Code("a branch in the Hub's cache is at another commit than is pinned", "note", "warning"),
+    "snapshot-extras": Code(
+        "the overlay's snapshot holds files that the server hashes and never fetches", "note", "error"
+    ),
     # The lock
     "lock-missing": Code("the entry is not in the lock", "warning", "note"),
     "lock-stale": Code("the lock was made for other pins", "error", "note"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
 
-__all__ = ["check_location"]
+__all__ = ["check_location", "differences"]
 
 _SHORT = 12
 
@@ -74,7 +74,7 @@ def _location_changed(subject: Subject) -> Iterator[Finding]:
     location, fields = now
     if subject.before is not None:
         then = _where(subject.before)
-        former, why = (then[0], _differences(then[1], fields)) if then else (None, "")
+        former, why = (then[0], differences(then[1], fields)) if then else (None, "")
     else:
         # Of a lock of these very pins, it is the lock that differs.
         moved = subject.locked is not None and subject.locked.differences(subject.entry)
@@ -109,9 +109,14 @@ def _where(subject: Subject) -> tuple[str, Mapping[str, str]] | None:
     return (identity.location_name, identity.fields) if identity is not None else None
 
 
-def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> str:
+def differences(
+    before: Mapping[str, str], after: Mapping[str, str], words: str = "{name} {before} is now {after}"
+) -> str:
+    """In words, which fields of two identities are not the same."""
     changed = [name for name in sorted(before.keys() | after.keys()) if before.get(name) != after.get(name)]
-    return ", ".join(f"{name} {_short(before.get(name))} is now {_short(after.get(name))}" for name in changed)
+    return ", ".join(
+        words.format(name=name, before=_short(before.get(name)), after=_short(after.get(name))) for name in changed
+    )
 
 
 def _moved_pins(subject: Subject) -> str:

@@ -1,0 +1,250 @@
+"""What a server that is given the model's name will look for, held against what is built and what this host has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from overlay.consumers import sglang
+from overlay.consumers.sglang.asked import asked_of
+from overlay.contract.checks.location import differences
+from overlay.contract.finding import found
+from overlay.contract.reading import named, unless_broken
+from overlay.errors import NotHere, OverlayError, Refused
+from overlay.formats.manifest import read_manifest
+from overlay.hub import HubRepo
+from overlay.hub.serving import Branch
+from overlay.planning.location import overlay_identity
+from overlay.registry import COMMIT, LOCAL, Pin, ServerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from overlay.consumers.server import Server
+    from overlay.consumers.sglang import Identity
+    from overlay.contract.finding import Finding
+    from overlay.contract.subject import Subject
+    from overlay.formats.manifest import Manifest
+    from overlay.hub import Repo
+    from overlay.registry import Entry
+
+__all__ = ["Warmed", "check_server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What a server finds on this host.
+
+    Attributes:
+        root: Where it looks; empty where there is no such folder, and nothing is said of it.
+        locations: Names of the finished directories there.
+        ignores_xdg: Whether ``XDG_CACHE_HOME`` is set and this release does not look there.
+    """
+
+    root: str = ""
+    locations: frozenset[str] = frozenset()
+    ignores_xdg: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One server and one model.
+
+    Attributes:
+        entry: As the server is told of it: by the entry, by somebody's variable, or by its own table.
+        identity: What it looks for; None where that could not be told.
+        manifest: Of the overlay that it takes; None likewise.
+    """
+
+    server: Server
+    entry: Entry
+    identity: Identity | None
+    manifest: Manifest | None
+
+    @property
+    def told(self) -> ServerSpec:
+        if self.entry.server is None:
+            raise ValueError("an entry that a server was told of says what it was told")
+        return self.entry.server
+
+
+def check_server(
+    subject: Subject, server: Server, warmed: Warmed, open_other: Callable[[Pin], Repo]
+) -> Iterator[Finding]:
+    """What such a server finds: ``server-unknown``, ``server-looks-elsewhere``, ``server-not-warmed`` and so on.
+
+    Args:
+        subject: Its entry is the registry's, not yet a server's.
+        server: An sglang.
+        warmed: What this host has.
+        open_other: Opens the overlay that the server's own table names, where the entry pins another.
+    """
+    entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
+    release = sglang.release_of(server.version)
+    row = sglang.built_in(release.version).get(entry.model)
+    if entry.overlay is None or (row is None and entry.server is None and not server.with_override):
+        yield _unknown(entry, server)
+        return
+    if overlay is None or manifest is None:
+        return  # the overlay cannot be read, which is said elsewhere
+    built = sglang.for_server(entry, server)
+    here = _Look(server, built, unless_broken(overlay_identity, built, overlay, manifest), manifest)
+    look = here
+    if row is not None and entry.server is None and not server.with_override:
+        spec = ServerSpec(row.overlay_repo_id, row.overlay_revision, row.source_revision, release.version)
+        look = _by_table(subject, server, spec, open_other)
+        yield from _looks_elsewhere(entry, look, here)
+    yield from _not_warmed(entry, look, warmed)
+    yield from _source_not_told(entry, look)
+    yield from _branches(entry, look)
+    yield from _extras(entry, overlay)
+
+
+def _by_table(subject: Subject, server: Server, spec: ServerSpec, open_other: Callable[[Pin], Repo]) -> _Look:
+    """What the server finds in its own table, and the directory that follows from it."""
+    entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
+    pin = Pin(spec.overlay_repo_id, spec.overlay_revision)
+    told = replace(entry, overlay=pin, server=spec)
+    if pin != entry.overlay or overlay is None or manifest is None:
+        try:
+            overlay = open_other(pin)
+            manifest = read_manifest(overlay)
+        except (NotHere, Refused):
+            return _Look(server, told, None, None)
+    try:
+        return _Look(server, told, overlay_identity(told, overlay, manifest), manifest)
+    except OverlayError:
+        return _Look(server, told, None, manifest)
+
+
+def _unknown(entry: Entry, server: Server) -> Finding:
+    """The server takes the name for that of a model like any other."""
+    if entry.overlay is None:
+        why, fix = "the entry has no overlay", f"overlay env {entry.model} --for {server}"
+    else:
+        why = f"{server} has no overlay built in for it"
+        fix = f"overlay env {entry.model} --for {server} --with-override"
+    return found(
+        "server-unknown",
+        entry,
+        f"a server that is given this name looks for no directory of ours: {why}",
+        place=(entry.overlay or entry.source).place,
+        fix=fix,
+        server=str(server),
+    )
+
+
+def _looks_elsewhere(entry: Entry, look: _Look, here: _Look) -> Iterator[Finding]:
+    """The pins of the server's table are not those of the entry, so its directory is another one."""
+    if here.identity is None:
+        return
+    ours = here.identity.location_name
+    if look.identity is not None:
+        theirs, fields = look.identity.location_name, (here.identity.fields, look.identity.fields)
+    else:
+        theirs, fields = "another directory", (_overlay_fields(here.told), _overlay_fields(look.told))
+    if fields[0] == fields[1]:
+        return
+    why = differences(*fields, "{name} {after}, and the entry says {before}")
+    yield found(
+        "server-looks-elsewhere",
+        entry,
+        f"{look.server} will look for {theirs}, and {ours} is what is built here: its own table says {why}",
+        place=(entry.overlay or entry.source).place,
+        fix=f"overlay env {entry.model} --for {look.server} --with-override",
+        server=str(look.server),
+        looks_for=look.identity.location_name if look.identity else None,
+        built=ours,
+    )
+
+
+def _overlay_fields(told: ServerSpec) -> dict[str, str]:
+    return {"overlay_repo_id": told.overlay_repo_id, "overlay_revision": told.overlay_revision}
+
+
+def _not_warmed(entry: Entry, look: _Look, warmed: Warmed) -> Iterator[Finding]:
+    """Nothing is where the server will look, on this host."""
+    if look.identity is None or not warmed.root or look.identity.location_name in warmed.locations:
+        return
+    prefix = f"{entry.model.replace('/', '__')}-"
+    others = sorted(name for name in warmed.locations if name.startswith(prefix))
+    has = f"which has {named(others)}" if others else "which has nothing of this model"
+    xdg = f"; {look.server} does not go by XDG_CACHE_HOME" if warmed.ignores_xdg else ""
+    override = " --with-override" if look.server.with_override else ""
+    yield found(
+        "server-not-warmed",
+        entry,
+        f"{look.server} will look for {look.identity.location_name} in {warmed.root}, {has}{xdg}",
+        fix=f"overlay prewarm {entry.model} --stage-source --for {look.server}{override}",
+        server=str(look.server),
+        looks_for=look.identity.location_name,
+        root=warmed.root,
+        warmed=others,
+    )
+
+
+def _source_not_told(entry: Entry, look: _Look) -> Iterator[Finding]:
+    """The server takes the source from wherever its branch stands, before it looks for the directory."""
+    if look.manifest is None or entry.source.revision in (None, LOCAL):
+        return
+    asked = asked_of(look.told, look.manifest).source
+    if COMMIT.fullmatch(asked):
+        return
+    if not sglang.release_of(look.server.version).hashes_source_revision:
+        why, fix = "this release passes on no commit of a source", f"overlay env {entry.model} --for {look.server}"
+    else:
+        why = "neither its table nor the overlay's manifest names a commit"
+        fix = f"overlay env {entry.model} --for {look.server} --with-override"
+    yield found(
+        "source-not-told",
+        entry,
+        f"{look.server} resolves {entry.source.repo} at {asked} before it looks for the directory, and the entry pins"
+        f" {entry.source}: {why}; with a connection it fetches what is there by then",
+        place=entry.source.place,
+        fix=fix,
+        server=str(look.server),
+        asked=asked,
+        pinned=entry.source.revision,
+    )
+
+
+def _branches(entry: Entry, look: _Look) -> Iterator[Finding]:
+    """A branch that the server asks the Hub's cache for leads to another commit there than is pinned."""
+    if look.manifest is None:
+        return
+    asked = asked_of(look.told, look.manifest)
+    for pin, revision in ((entry.source, asked.source), (look.entry.overlay, asked.overlay)):
+        if pin is None or pin.revision in (None, LOCAL) or COMMIT.fullmatch(revision) or revision == LOCAL:
+            continue
+        branch = Branch(pin.repo, revision)
+        commit = branch.commit()
+        if commit in (None, pin.revision):
+            continue
+        yield found(
+            "branch-elsewhere",
+            entry,
+            f"{branch.file} says {named([str(commit)[:40]])}, and the entry pins {pin}: without a connection"
+            f" {look.server} takes {pin.repo} from there",
+            place=pin.place,
+            fix=f"overlay env {entry.model} --for {look.server}",
+            server=str(look.server),
+            file=str(branch.file),
+            commit=str(commit)[:40],
+            pinned=pin.revision,
+        )
+
+
+def _extras(entry: Entry, overlay: Repo) -> Iterator[Finding]:
+    """Somebody fetched the overlay whole: a server on the same Hub cache hashes more than it would fetch."""
+    if not isinstance(overlay, HubRepo) or not (extras := sglang.extra_files(overlay.extras())):
+        return
+    yield found(
+        "snapshot-extras",
+        entry,
+        f"{overlay.snapshot} holds more than a server fetches ({named(extras)}): one that finds them there looks for"
+        " another directory",
+        place=entry.overlay.place if entry.overlay else None,
+        fix=f"rm {' '.join(extras)} in that folder" if len(extras) <= 5 else f"rm -r {overlay.snapshot}",  # noqa: PLR2004
+        folder=str(overlay.snapshot),
+        files=list(extras),
+    )
