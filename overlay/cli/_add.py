@@ -257,7 +257,7 @@ def _document(  # everything that the command came to
         why=why,
         check=checked_model(report),
         bytes_fetched=repos.histories.traffic.nbytes,
-        next=common.command("prewarm", model) if written and entry.recipe.name != "python" else None,
+        next=common.command("prewarm", model) if written and entry.is_buildable else None,
     )
 
 

@@ -37,6 +37,7 @@ _VERBS = {
     "reflink": "reflinked",
     "hardlink": "hardlinked",
     "copy": "copied",
+    "script": "written by the script",
 }
 
 
@@ -51,7 +52,7 @@ class PlannedFile:
     """
 
     path: str
-    how: Literal["generate", "alias", "present", "build", "reflink", "hardlink", "copy"]
+    how: Literal["generate", "alias", "present", "build", "script", "reflink", "hardlink", "copy"]
     fused: bool
     size: int
     why: str
@@ -143,6 +144,7 @@ class Prewarmed:
 @click.option("--dry-run", is_flag=True, help="Print the plan: files (-v: all), bytes, room needed. Build nothing.")
 @click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
 @click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
+@click.option("--allow-script", is_flag=True, help="Run an overlay's script that a found registry.yaml pins.")
 @click.option("--stage-source", is_flag=True, help="Leave the Hub's cache as the server of --for needs it by name.")
 @click.option("--drop-source", is_flag=True, help="Take the source out of the Hub's cache, to serve by path.")
 @server_options

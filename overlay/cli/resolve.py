@@ -215,8 +215,8 @@ def _next(
     # MODEL as it was typed: a folder means another source or overlay than the model's name, and its spelling counts.
     if found.state.name == "present":
         return common.command("verify", model, *flags)
-    if found.resolution.entry.recipe.name == "python":
-        return None
+    if not found.resolution.entry.is_buildable:
+        return common.command("check", found.resolution.model)
     if lock is not None and lock.state == "stale":
         return common.command("lock", found.resolution.model)
     flags = (

@@ -248,16 +248,16 @@ def _told(error: OverlayError, entry: Entry) -> tuple[list[Finding], OverlayErro
 
 
 def _plan(subject: Subject) -> Plan | None:
-    """The plan of a model; None where only the overlay's own Python knows it."""
+    """The plan of a model; None where only the overlay's own Python knows it, and none is pinned."""
     inventory = subject.inventory
-    if subject.entry.recipe.name == "python":
+    if not subject.entry.is_buildable:
         return None
     return make_plan(inventory) if subject.before is not None else make_plan(inventory, digest=stand_in_digest)
 
 
 def _cost(subject: Subject, plan: Plan | None) -> Cost | None:
     """What the change costs; None where there was nothing before that could be built."""
-    if plan is None or subject.before is None:
+    if plan is None or subject.before is None or plan.script is not None:
         return None
     repos = subject.inventory.repos
 

@@ -63,7 +63,8 @@ CODES: Mapping[str, Code] = {
     "secondary-unpinned": Code(
         "the overlay's script takes a repo that the entry does not pin for it", "note", "warning"
     ),
-    "script-changed": Code("the overlay's script is not the one that the recipe repeats", "error", "note"),
+    "script-changed": Code("the overlay's script is not the one that the recipe repeats or runs", "error", "note"),
+    "script-unpinned": Code("the overlay is built by its own script, and the entry pins none", "note", "note"),
     "fingerprint-differs": Code("the registry's fingerprint is not that of the overlay's files", "error", "note"),
     "source-revision-differs": Code("the overlay's manifest names another commit of the source", "note", "warning"),
     "location-changed": Code("the output lies in another directory than before", "note", "warning"),

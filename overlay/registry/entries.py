@@ -263,6 +263,11 @@ class Entry:
     wheels: tuple[Wheel, ...] = ()
 
     @property
+    def is_buildable(self) -> bool:
+        """Whether it can be built here: not where the overlay's own Python does that and no script is pinned."""
+        return self.recipe.name != "python" or "script" in self.recipe.options
+
+    @property
     def roles(self) -> tuple[tuple[RepoRole, Pin], ...]:
         """Every repo of the entry and what it is to the model: source, overlay if any, needs."""
         overlay: list[tuple[RepoRole, Pin]] = [("overlay", self.overlay)] if self.overlay else []

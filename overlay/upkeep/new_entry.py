@@ -15,7 +15,7 @@ from overlay.registry.merge import VDN_H3_COMPONENTS
 
 if TYPE_CHECKING:
     from overlay.hub import Repo
-    from overlay.registry import Entry, Need
+    from overlay.registry import Entry, Need, Recipe
 
 __all__ = ["Guess", "entry_fields", "guess_recipe"]
 
@@ -49,7 +49,7 @@ def guess_recipe(overlay: Repo | None, known: Entry | None, name: str | None, st
         OverlayError: The manifest cannot be used.
     """
     if known is not None and name in (None, known.recipe.name) and not stage:
-        recipe = {"name": known.recipe.name, **known.recipe.options}
+        recipe = _as_written(known.recipe)
         needs = tuple((need.pin.repo, need.components) for need in known.needs)
         return Guess(recipe, needs, "as the registry that ships with this program has it")
     why = "as asked for"
@@ -61,6 +61,14 @@ def guess_recipe(overlay: Repo | None, known: Entry | None, name: str | None, st
     return Guess({"name": name}, (), why)
 
 
+def _as_written(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as a registry file has it; wheels stand among the needs there."""
+    options = {key: value for key, value in recipe.options.items() if key != "wheels"}
+    if recipe.name == "python" and "script" in options:
+        options["script"] = {"sha256": options["script"]}
+    return {"name": recipe.name, **options}
+
+
 def _by_script(overlay: Repo | None) -> tuple[str, str]:
     if overlay is None:
         return "lora", "there is no overlay"
@@ -69,7 +77,8 @@ def _by_script(overlay: Repo | None) -> tuple[str, str]:
         return "mappings", "the overlay has a manifest and no script"
     if script in overlay.paths() and (known := KNOWN.get(sha256_of(overlay, script))):
         return known.recipe, f"the overlay's script is {known.said}, which this recipe repeats"
-    return "python", f"the overlay is built by its own {script}, which no recipe repeats"
+    digest = f"sha256 {sha256_of(overlay, script)}" if script in overlay.paths() else "absent"
+    return "python", f"the overlay is built by its own {script} ({digest}), which runs once the recipe pins it"
 
 
 def entry_fields(
@@ -94,10 +103,15 @@ def entry_fields(
             fingerprint = overlay_identity(known, overlay, read_manifest(overlay)).overlay_fingerprint
             if known.overlay_fingerprint not in (None, fingerprint):
                 fields["overlay"]["fingerprint"] = fingerprint
-    if needs:
+    wheels = known.wheels if known is not None and recipe["name"] == "python" else ()
+    if needs or wheels:
         fields["needs"] = [
             {"repo": need.pin.repo, "revision": need.pin.revision}
             | ({"components": list(need.components)} if need.components else {})
             for need in needs
+        ]
+        fields["needs"] += [
+            {"wheel": wheel.name, "sha256": wheel.sha256} | ({"url": wheel.url} if wheel.url else {})
+            for wheel in wheels
         ]
     return fields | {"recipe": recipe}

@@ -44,7 +44,8 @@ def check_facts(subject: Subject, plan: Plan | None) -> Iterator[Finding]:
             yield finding
     if now is None or is_found:  # the rest follows from the files
         return
-    lines = [*_derived(locked, now), *(_expected(locked.expected, plan) if locked.expected and plan else ())]
+    known = plan if plan is not None and plan.script is None else None  # else what it makes is known when it was made
+    lines = [*_derived(locked, now), *(_expected(locked.expected, known) if locked.expected and known else ())]
     if lines:
         yield _found(subject, f"the lock is not of what is there: {'; '.join(lines)}", entry.recipe.place, lines=lines)
 

@@ -1,4 +1,4 @@
-"""Commits that nobody gave, in the entry or in the overlay's script, and scripts that a recipe does not know."""
+"""Commits that nobody gave, in the entry or in the overlay's script, and scripts that nobody has seen."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = ["check_pins"]
 
 
 def check_pins(subject: Subject) -> Iterator[Finding]:
-    """``unpinned``, ``secondary-unpinned`` and ``script-changed``."""
+    """``unpinned``, ``secondary-unpinned``, ``script-changed`` and ``script-unpinned``."""
     yield from _unpinned(subject)
     yield from _secondary_unpinned(subject)
     yield from _script_changed(subject)
+    yield from _script_not_as_pinned(subject)
 
 
 def _unpinned(subject: Subject) -> Iterator[Finding]:
@@ -94,6 +95,26 @@ def _script_changed(subject: Subject) -> Iterator[Finding]:
         before=former,
         known=sorted(known),
     )
+
+
+def _script_not_as_pinned(subject: Subject) -> Iterator[Finding]:
+    """The recipe runs the overlay's own script, and the entry pins none, or another one."""
+    entry = subject.entry
+    path, script = _script(subject)
+    if entry.recipe.name != "python" or script is None:
+        return
+    sha256, pinned = _sha256(script), entry.recipe.options.get("script")
+    if pinned == sha256:
+        return
+    what = f"{entry.overlay}: {shown(path)} has sha256 {sha256}"
+    pin = f"read it; if you want it to run: script: {{sha256: {sha256}}} in the recipe"
+    facts = {"script": path, "sha256": sha256}
+    if pinned is None:
+        message = f"{what}, and the entry pins no script, so this model is not built here"
+        yield found("script-unpinned", entry, message, place=entry.recipe.place, fix=pin, **facts)
+    else:
+        message = f"{what}; the entry lets {pinned[:12]} run, and nobody has seen what the other does"
+        yield found("script-changed", entry, message, place=entry.recipe.place, fix=pin, before=pinned, **facts)
 
 
 def _script(subject: Subject) -> tuple[str, bytes | None]:

@@ -139,7 +139,7 @@ def facts_of(
     )
     subject, plan = Subject(inventory), None
     prefetch(subject)
-    if resolution.entry.recipe.name != "python":
+    if resolution.entry.is_buildable:
         hash_ahead(inventory, options.rule, memo, phase)
         plan = make_plan(inventory, options.rule)
     return lock_model(subject, plan, contents)
