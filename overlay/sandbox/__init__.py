@@ -1,4 +1,4 @@
-"""Run an overlay's own Python script where it can reach nothing: no network, no secrets, one folder to write, limits."""
+"""Run an overlay's own Python script where it can reach nothing: no network, no secrets, one writable folder."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def run(job: Job, on_output: Callable[[str], None], *, sandbox: Sandbox | None =
     raise Untrusted(
         f"{job.overlay_dir}: its script may run only in a sandbox, and none works here ({told})",
         code="sandbox-unavailable",
-        hint="apt-get install bubblewrap; or build on a machine that has a sandbox, and copy the finished tree from there",
+        hint="apt-get install bubblewrap; or build where there is a sandbox, and copy the finished tree from there",
         where=str(job.overlay_dir),
         reasons=reasons,
     )

@@ -20,10 +20,11 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 MODULE = "_sglang_overlay_materializer"
-FAILED, NOT_CONFINED, NO_PROCESSES, NO_DISK = 91, 92, 93, 94
+FAILED, NOT_CONFINED, NO_PROCESSES, NO_DISK, LEFT_BEHIND = 91, 92, 93, 94, 95
 _ENDS = {errno.EAGAIN: NO_PROCESSES, errno.EFBIG: NO_DISK}
 
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 8, 22, 38
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 8, 22
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_DAC_READ_SEARCH = 2
@@ -68,6 +69,7 @@ def main() -> NoReturn:
 def _confine(order: dict[str, Any]) -> None:
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.chdir(order["home"])
+    _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")  # to see what the script leaves behind
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123 - pathlib costs start-up time
         score.write("1000")  # of all processes of this machine, the kernel shall take these first
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
@@ -141,7 +143,17 @@ def _run(order: dict[str, Any]) -> int:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    return 0
+    return LEFT_BEHIND if _has_children() else 0
+
+
+def _has_children() -> bool:
+    """Whether a process runs that the script started. It would be killed now, so the script cannot have meant it."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -36,8 +36,8 @@ class Job:
         script: The script's bytes, whose digest the caller has checked.
         overlay_dir: Given to the script; readable.
         source_dir: Given to the script; readable.
-        output_dir: Given to the script; an existing empty folder, which no other path of the job lies in. All that it
-            may write, beside a scratch folder that is removed at the end.
+        output_dir: Given to the script; an existing folder, which no other path of the job lies in; what is in it is
+            the script's to change. All that it may write, beside a scratch folder that is removed at the end.
         manifest: Given to the script; JSON-representable.
         readable: Further files and folders that it may read: targets of links in the folders above, further inputs.
         python_path: Folders that it may import from beside the standard library, in this order; readable.

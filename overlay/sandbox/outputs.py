@@ -1,4 +1,4 @@
-"""What a script left in its output folder: listed, and refused if there is more than files, folders and links to inputs.
+"""What a script left in its output folder: listed, or refused for anything but files, folders and links to inputs.
 
 Called when every process of the script is gone, so nothing changes under the check.
 """
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["checked_output", "take_back"]
+__all__ = ["checked_output", "give", "make_removable"]
 
+_DEEPEST = 12  # with the longest names still a path that the system takes
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 
 
@@ -54,11 +55,26 @@ def checked_output(output: Path, inputs: Iterable[Path]) -> tuple[OutputFile, ..
     return tuple(sorted(files, key=lambda file: file.path))
 
 
-def take_back(output: Path) -> None:
-    """Make the caller the owner of all of a checked output folder, which the script's own user wrote."""
+def give(output: Path, user: int, group: int) -> None:
+    """Make somebody the owner of all of an output folder: the script's own user before it runs, the caller after it."""
     root = output.resolve()
     for path in (root, *(path for path, _ in _entries(root))):
-        os.chown(path, os.geteuid(), os.getegid(), follow_symlinks=False)
+        os.chown(path, user, group, follow_symlinks=False)
+
+
+def make_removable(root: Path) -> None:
+    """Bring folders nested without end nearer to ``root``, and open closed ones: what removes a tree recurses."""
+    waiting = [(root, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        if os.geteuid() != 0:
+            folder.chmod(0o700)
+        for path in folder.iterdir():
+            if path.is_symlink() or not path.is_dir():
+                continue
+            if depth == _DEEPEST:
+                path = path.rename(root / f"deep-{os.urandom(8).hex()}")  # noqa: PLW2901 - it is the same folder
+            waiting.append((path, 1 if depth == _DEEPEST else depth + 1))
 
 
 def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -16,7 +16,7 @@ from overlay.errors import BrokenInput
 from overlay.sandbox import inside
 from overlay.sandbox.backends import Unusable, given_paths, guard_order, unprivileged_user
 from overlay.sandbox.job import Ran
-from overlay.sandbox.outputs import checked_output, take_back
+from overlay.sandbox.outputs import checked_output, give, make_removable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,22 +41,25 @@ def run_in(backend: str, job: Job, on_output: Callable[[str], None]) -> Ran:
     """
     _require_sound(job)
     user = unprivileged_user()
-    with tempfile.TemporaryDirectory(prefix="overlay-sandbox-") as scratch:
-        order = guard_order(backend, job, Path(scratch), user)
-        if user is not None:
-            for folder in (job.output_dir, scratch):
-                os.chown(folder, user, user)
-        try:
-            report, tail = _guarded(order, on_output)
-        finally:
-            if user is not None:
+    try:
+        with tempfile.TemporaryDirectory(prefix="overlay-sandbox-") as scratch:
+            order = guard_order(backend, job, Path(scratch), user)
+            try:
+                if user is not None:
+                    give(job.output_dir, user, user)
+                    os.chown(scratch, user, user)
+                report, tail = _guarded(order, on_output)
+            finally:
                 os.chown(job.output_dir, os.geteuid(), os.getegid())
-    if report["status"] == inside.NOT_CONFINED or (backend == "bubblewrap" and tail.startswith("bwrap: ")):
-        raise Unusable(tail.strip())
-    _require_success(job, report, tail)
-    files = checked_output(job.output_dir, given_paths(job))
+                make_removable(Path(scratch))
+        _require_confined(backend, report, tail)
+        _require_success(job, report, tail)
+        files = checked_output(job.output_dir, given_paths(job))
+    except BaseException:
+        make_removable(job.output_dir)
+        raise
     if user is not None:
-        take_back(job.output_dir)
+        give(job.output_dir, os.geteuid(), os.getegid())
     return Ran(backend, report["seconds"], report["peak_memory"], tail, files)
 
 
@@ -64,8 +67,8 @@ def _require_sound(job: Job) -> None:
     """What would make the limits or the confinement void is a fault of the caller."""
     output = job.output_dir.resolve()
     inner = [path for path in (*given_paths(job), *job.python_path) if path.resolve().is_relative_to(output)]
-    if inner or any(output.iterdir()):
-        raise ValueError(f"{output}: expected an empty folder apart from the inputs")
+    if inner:
+        raise ValueError(f"{output}: expected a folder apart from the inputs")
     if min(job.limits.seconds, job.limits.memory, job.limits.processes, job.limits.disk) <= 0:
         raise ValueError(f"limits that are not positive: {job.limits}")
 
@@ -116,6 +119,11 @@ def _harmless(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
+def _require_confined(backend: str, report: dict[str, Any], tail: str) -> None:
+    if report["status"] == inside.NOT_CONFINED or (backend == "bubblewrap" and tail.startswith("bwrap: ")):
+        raise Unusable(tail.strip())
+
+
 def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
     script = str(job.overlay_dir / str(job.manifest.get("custom_materializer", "materialize.py")))
     status = report["status"]
@@ -133,9 +141,12 @@ def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
         )
     if status != 0:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        last = tail.rstrip().rpartition("\n")[2]
+        if status == inside.FAILED:
+            how = tail.rstrip().rpartition("\n")[2] or how
+        elif status == inside.LEFT_BEHIND:
+            how = "left processes behind, which were killed"
         raise BrokenInput(
-            f"{script}: {last if status == inside.FAILED and last else how}",
+            f"{script}: {how}",
             code="script-failed",
             hint="see what it printed; it had no network, no environment and one folder to write",
             where=script,
