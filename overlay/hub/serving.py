@@ -59,7 +59,9 @@ class Branch:
         Raises:
             CannotWrite: The system refuses.
         """
-        # Beside the folder, where the client would take it for a branch and another program's scan would trip over it.
+        if self.commit() == commit:
+            return True
+        # Not in the folder of branches, where the client would take what a killed run leaves for one of them.
         staged = storage_folder(self.repo) / f".overlay-{os.urandom(8).hex()}.tmp"
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)

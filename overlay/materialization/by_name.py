@@ -19,7 +19,7 @@ from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.formats.wording import format_bytes
 from overlay.hub import HubRepo, open_repo
 from overlay.hub.hub_cache import hub_cache
-from overlay.hub.serving import Branch, complete_snapshot, require_listing
+from overlay.hub.serving import Branch, complete_snapshot, not_in_snapshot, require_listing
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.name_checks import (
     elsewhere,
@@ -69,6 +69,13 @@ class _Part:
     repo: HubRepo
     paths: tuple[str, ...]
     branch: Branch | None
+    entry: Entry
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a server finds all of it."""
+        leads = self.branch is None or self.branch.commit() == self.repo.revision
+        return leads and not not_in_snapshot(self.repo, self.paths)
 
 
 def plan_by_name(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> tuple[Work, Staged]:
@@ -109,15 +116,20 @@ def materialize_by_name(
     cache = open_cache(options, create=False)
     _require_room(staged, work, cache)
     done = materialize(model, options, phase=phase, on_wait=on_wait)
-    with where_one_may(building(cache.root)):  # nobody drops these files meanwhile
-        missing = _missing(parts)
-        with phase("download", sum(missing.values())) if missing else nullcontext(None) as update:
-            for part in parts:
-                complete_snapshot(part.repo, part.paths, update)
-        for part in parts:  # last, so that no branch leads to a snapshot that is not whole
-            if part.branch and not part.branch.create(part.repo.revision):
-                raise elsewhere(part.branch, part.repo.revision, resolve(model, options).resolution.entry)
+    if not all(part.is_complete for part in parts):
+        with where_one_may(building(cache.root)):  # nobody drops these files meanwhile
+            _complete(parts, phase)
     return done, staged
+
+
+def _complete(parts: Sequence[_Part], phase: Phase) -> None:
+    missing = _missing(parts)
+    with phase("download", sum(missing.values())) if missing else nullcontext(None) as update:
+        for part in parts:
+            complete_snapshot(part.repo, part.paths, update)
+    for part in parts:  # last, so that no branch leads to a snapshot that is not whole
+        if part.branch and not part.branch.create(part.repo.revision):
+            raise elsewhere(part.branch, part.repo.revision, part.entry)
 
 
 def _parts(model: str, options: Options) -> tuple[_Part, ...]:
@@ -153,6 +165,13 @@ def _parts(model: str, options: Options) -> tuple[_Part, ...]:
 
 
 def _opened(pin: Pin, options: Options, only: Sequence[str] | None = None) -> Repo:
+    if pin.floating:
+        raise InvalidUsage(
+            f"{pin.repo}: not pinned to a commit ({pin.floating}), so there is none to stage",
+            code="floating-pin",
+            hint="pin it in the registry (overlay bump), or serve by path",
+            repo=pin.repo,
+        )
     memo = open_memo(open_cache(options, create=False), write=False)
     repo = open_repo(pin, hub=None, offline=options.offline, memo=memo, allow_floating=False, only=only)
     if isinstance(repo, HubRepo):
@@ -164,17 +183,17 @@ def _part(repo: HubRepo, paths: Sequence[str], asked: str, entry: Entry) -> _Par
     """The part, if the revision that is asked for is the pinned commit, or can be made to lead there."""
     if COMMIT.fullmatch(asked):
         require_asked_commit(repo, asked, entry)
-        return _Part(repo, tuple(paths), None)
+        return _Part(repo, tuple(paths), None, entry)
     branch = Branch(repo.repo, asked)
     if branch.commit() not in (None, repo.revision):
         raise elsewhere(branch, repo.revision, entry)
-    return _Part(repo, tuple(paths), branch)
+    return _Part(repo, tuple(paths), branch, entry)
 
 
 def _missing(parts: Sequence[_Part]) -> dict[tuple[str, str], int]:
-    """Bytes of each file to fetch, by repo and path."""
+    """Bytes of each content to fetch, by repo and digest: two files of one content come as one."""
     return {
-        (part.repo.repo, path): part.repo.size(path)
+        (part.repo.repo, part.repo.digest(path)): part.repo.size(path)
         for part in parts
         for path in part.paths
         if part.repo.local(path) is None
@@ -183,7 +202,7 @@ def _missing(parts: Sequence[_Part]) -> dict[tuple[str, str], int]:
 
 def _outlook(parts: Sequence[_Part], work: Work | None) -> Staged:
     """What is to be done beside a build; ``work`` is the build's, None where the model is present."""
-    by_build = {(item.repo, item.path) for item in work.missing} if work else set()
+    by_build = {(item.repo, item.digest) for item in work.missing} if work else set()
     nbytes = sum(size for key, size in _missing(parts).items() if key not in by_build)
     branches = tuple(str(part.branch.file) for part in parts if part.branch and part.branch.commit() is None)
     return Staged(sum(len(part.paths) for part in parts), nbytes, branches)

@@ -63,18 +63,18 @@ def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
     """The finding that a branch of the Hub's cache leads to another commit than the pinned one."""
     found = branch.commit()
     is_overlay = entry.overlay is not None and entry.overlay.repo == branch.repo
+    override = "add --with-override and export what `overlay env` says; "
     if is_overlay:
-        then = "takes the overlay's files there, looks for them in another directory, and builds by itself"
-        way = f"start it with --model-path {entry.model}"
+        then = "takes the overlay's files there, looks in another directory, and builds by itself"
+        way = f"start it with --model-path {entry.model}; " if _is_direct(entry) else override
     else:
         then = "takes the source there, and fetches what is missing of it"
-        way = "add --with-override and export what `overlay env` says" if _may_be_told_source(entry) else ""
-    instead = f"{way}; or {_BY_PATH}" if way else _BY_PATH
+        way = override if _may_be_told_source(entry) else ""
     return CheckFailed(
         f"{branch.file}: says {found!r}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
         f"for {branch.name}, {then}",
         code="branch-elsewhere",
-        hint=f"a branch that is there is never moved: {instead}",
+        hint=f"{way}{_BY_PATH}; or remove the file, if nobody needs what it says",
         where=str(branch.file),
         found=found,
         expected=commit,
