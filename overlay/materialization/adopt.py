@@ -174,9 +174,11 @@ def adopt(
         compare_known(run.folder, adoption.work, run.expected, job.memo, options.jobs, phase)
         made, engine = compare_computed(run.folder, job, adoption.work)
         run.require_unchanged()
+        _require_expected(run, made)
         _make_absent(job, adoption, made)
         blobs = sha256_of_blobs(adoption.work, made, inventory)
-        _require_expected(run, made, blobs)
+        if run.in_force is not None:
+            run.in_force.require_contents(blobs)
         made.links = _taken(run, adoption, made)
         work = replace(adoption.work, steps=tuple(_as_taken(step, made.links) for step in adoption.work.steps))
         report = run_report(work, made, engine, time.monotonic() - started)
@@ -271,19 +273,15 @@ def _make_absent(job: Job, adoption: AdoptionWork, made: Made) -> None:
     made.links |= own.links
 
 
-def _require_expected(run: _Run, made: Made, blobs: Mapping[tuple[str, str], str]) -> None:
+def _require_expected(run: _Run, made: Made) -> None:
     """Hold what was found against the lock.
 
     Raises:
         CheckFailed: The lock expects other output than the inputs give here.
-        BrokenInput: Small inputs are others than it knows.
     """
-    if run.in_force is None:
+    if run.in_force is None or run.expected is None:
         return
-    run.in_force.require_contents(blobs)
-    if run.expected is None:
-        return
-    differing = deviations(run.expected, made.files, whole=True, but={MARKER_NAME})
+    differing = deviations(run.expected, made.files, whole=True, but={MARKER_NAME, *run.absent})
     if differing:
         raise CheckFailed(
             f"{run.in_force.path}: the output of {run.plan.model} is not as expected in "
