@@ -145,11 +145,11 @@ def _looks_elsewhere(entry: Entry, look: _Look, here: _Look) -> Iterator[Finding
         theirs, fields = "another directory", (_overlay_fields(here.told), _overlay_fields(look.told))
     if fields[0] == fields[1]:
         return
-    why = differences(*fields, "{name} {after}, and the entry says {before}")
+    why = differences(*fields, "{name} {after} instead of {before}")
     yield found(
         "server-looks-elsewhere",
         entry,
-        f"{look.server} will look for {theirs}, and {ours} is what is built here: its own table says {why}",
+        f"{look.server} will look for {theirs}, and {ours} is what is built here: its own table has {why}",
         place=(entry.overlay or entry.source).place,
         fix=f"overlay env {entry.model} --for {look.server} --with-override",
         server=str(look.server),
