@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING
 
 from overlay.fingerprint import action_key, bytes_digest
 from overlay.formats.files import MAX_CHECKED_FILE, MAX_RANGE
+from overlay.formats.licenses import is_license
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import is_metadata
 from overlay.hub import HubRepo
 from overlay.hub.contents import header_digest
+from overlay.planning.compose import part_paths
 from overlay.planning.location import overlay_identity
 from overlay.planning.outputs import Fused, SafetensorsFile
 from overlay.registry.lock import LockedAdapter, LockedFile, LockedModel, LockedRepo, LockedScript, recipe_json
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.hub.contents import Contents
     from overlay.planning.plan import AdapterUse, Plan
 
-__all__ = ["is_large", "is_license", "lock_model", "meaning_of", "sha256_of"]
+__all__ = ["is_large", "lock_model", "meaning_of", "sha256_of"]
 
 _LARGEST_KEPT = 16 * 2**20
 """Bytes of a small file at most; larger ones are known by digest alone."""
@@ -34,7 +35,6 @@ _LARGEST_READ = 16 * 2**20
 
 _UNREAD = "0" * 64
 
-_LICENSE = re.compile(r"(LICEN[SC]E|NOTICE|COPYING)([.-].*)?", re.IGNORECASE)
 _WEIGHTS = ".safetensors"
 
 
@@ -63,6 +63,9 @@ def lock_model(
         needed[item.repo].add(item.path)
     if subject.manifest is not None:
         needed[inventory.source.repo].update(set(subject.manifest.required_source_files) & {*inventory.source.paths()})
+    for place in entry.recipe.places:  # also what a part is only compared with
+        if entry.recipe.name == "compose":
+            needed[place["repo"]].update(part_paths(inventory.repos[place["repo"]].paths(), place["path"]).values())
     if contents is not None:
         for use in plan.adapters if plan else ():
             _keep_scalars(inventory.repos[use.weights.repo], use.weights.path, contents)
@@ -80,11 +83,6 @@ def lock_model(
         adapters=tuple(_locked_adapter(use, plan) for use in plan.adapters) if plan else (),
         script=_script(subject),
     )
-
-
-def is_license(path: str) -> bool:
-    """Whether a file is by its name a licence or what belongs to one."""
-    return _LICENSE.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def is_large(repo: Repo, path: str) -> bool:

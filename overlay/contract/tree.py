@@ -8,7 +8,9 @@ from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.reading import is_below
 from overlay.formats.checkpoint import WEIGHTS_SUFFIX
 from overlay.formats.overlay_repo import comes_to_tree
+from overlay.planning.compose import placed
 from overlay.planning.mappings import select
+from overlay.planning.native import sibling_paths
 from overlay.planning.tree import Carried
 from overlay.planning.vdn_h3 import BASE, COMPONENTS
 
@@ -31,7 +33,7 @@ def tree_of(subject: Subject) -> Tree | None:
     """What comes to each path; None where only the overlay's own Python knows."""
     entry, manifest, overlay = subject.entry, subject.manifest, subject.inventory.overlay
     tree: dict[str, Carried | None] = {}
-    if overlay is not None and entry.recipe.name != "lora":
+    if overlay is not None and entry.recipe.name not in ("lora", "compose"):
         own = filter(comes_to_tree, overlay.paths())
         tree.update(_carried(overlay, {path: path for path in own}))
     match entry.recipe.name:
@@ -41,6 +43,17 @@ def tree_of(subject: Subject) -> Tree | None:
             tree.update(carried_needs(subject) | _carried(subject.source, taken))
             # Their configs are made, and what they have for weights is held against its index where it is read.
             tree.update({f"{name}/{file}": None for name in COMPONENTS for file in ("config.json", "made.safetensors")})
+        case "lora" if output := entry.recipe.options.get("output"):
+            beside, folder = output["siblings"], output["folder"]
+            repo = subject.inventory.repos[beside["repo"]]
+            files = {f"{folder}/{inside}": path for inside, path in sibling_paths(repo.paths(), beside["path"]).items()}
+            tree.update({out: Carried(repo, path) for out, path in files.items()})
+            # The weights of the base are held against their index where they are read.
+            tree.update({f"{folder}/transformer/{file}": None for file in ("config.json", "made.safetensors")})
+        case "compose":
+            for part in entry.recipe.options["parts"]:
+                repo = subject.inventory.repos[part["repo"]]
+                tree.update({out: Carried(repo, path) for out, path in placed(repo.paths(), part).items()})
         case "lora" if subject.base is not None:
             base, folder = subject.base
             paths = [path for path in base.paths() if not any(part.startswith(".") for part in path.split("/"))]

@@ -18,11 +18,12 @@ from overlay.formats.rope import rope_inv_freq
 from overlay.formats.strict_json import dump_json, parse_object
 from overlay.formats.wording import some
 from overlay.planning.carry import carry_files
+from overlay.planning.compose import part_paths
 from overlay.planning.fuse import DEFAULT_METADATA, adapter_uses, fused_shards, sha256_of
 from overlay.planning.outputs import Fused, GeneratedFile, Literal, OutputTensor, Range, SafetensorsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from overlay.formats.checkpoint import Checkpoint
     from overlay.formats.h3_native import Architecture
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import Input, OutputFile, Piece
     from overlay.planning.plan import InputBook
 
-__all__ = ["native_transformer", "siblings"]
+__all__ = ["native_transformer", "sibling_paths", "siblings"]
 
 INDEX_NAME = "diffusion_pytorch_model.safetensors.index.json"
 """One of the two names that vLLM-Omni looks for; without an index it takes every file of the folder."""
@@ -90,12 +91,7 @@ def siblings(book: InputBook, path: str, folder: str) -> tuple[list[OutputFile],
         BrokenInput: It is no folder of that release, or lacks a component that its model index names.
     """
     prefix = f"{path}/" if path else ""
-    inside = [name.removeprefix(prefix) for name in book.files.paths() if name.startswith(prefix)]
-    taken = [
-        name
-        for name in inside
-        if not name.startswith(f"{_COMPONENT}/") and not any(part.startswith(".") for part in name.split("/"))
-    ]
+    taken = sibling_paths(book.files.paths(), path)
     index_path = f"{prefix}model_index.json"
     where = book.files.where(index_path)
     index = parse_object(book.files.read_bytes(index_path), where)
@@ -117,8 +113,14 @@ def siblings(book: InputBook, path: str, folder: str) -> tuple[list[OutputFile],
             hint="incomplete download? or pin a commit that has them",
             missing=missing,
         )
-    moved = {f"{prefix}{name}": f"{folder}/{name}" for name in taken}
+    moved = {place: f"{folder}/{name}" for name, place in taken.items()}
     return carry_files(book, moved, moved), book(index_path)
+
+
+def sibling_paths(paths: Iterable[str], path: str) -> dict[str, str]:
+    """Files of a release's folder but its transformer's, by their path inside it."""
+    found = part_paths(paths, path)
+    return {inside: place for inside, place in found.items() if not inside.startswith(f"{_COMPONENT}/")}
 
 
 def _check_names(architecture: Architecture, weight_map: Mapping[str, str], where: str) -> None:

@@ -12,6 +12,8 @@ from overlay.fingerprint import bytes_digest
 from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.wording import some
+from overlay.planning.compose import compose
+from overlay.planning.licenses import license_files
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
@@ -37,6 +39,7 @@ __all__ = ["check_buildable", "files_to_digest", "make_plan", "stand_in_digest"]
 _RECIPES: Mapping[str, Callable[[Entry, Sources, str], Outcome]] = {
     "vdn-h3": vdn_h3,
     "lora": lora,
+    "compose": compose,
     "mappings": mappings,
     "python": python,
 }
@@ -55,7 +58,7 @@ def check_buildable(entry: Entry, manifest: Manifest | None = None) -> None:
         Untrusted: It is one.
     """
     scripted = entry.recipe.name == "mappings" and manifest is not None and manifest.custom_materializer
-    if scripted or (entry.recipe.name == "python" and "script" not in entry.recipe.options):
+    if scripted or not entry.is_buildable:
         raise Untrusted(
             f"{entry.model}: overlay {entry.overlay} is built by its own Python script, and the entry does not pin one",
             code="script-not-pinned",
@@ -113,7 +116,8 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[
         check_buildable(entry, manifest)
     _check_required(inventory, manifest)
     made = _made(entry, sources, rule)
-    outputs, notes = list(made.outputs), (*inventory.resolution.notes, *inventory.notes)
+    outputs = [*made.outputs, *license_files(sources.by_repo.values(), {output.path for output in made.outputs})]
+    notes = (*inventory.resolution.notes, *inventory.notes, *made.notes)
     if overlay is None or manifest is None:
         location = sglang.location_name(entry, None)
     else:
@@ -150,6 +154,9 @@ def _sources(inventory: Inventory, digest: Callable[[Repo, str], str]) -> Source
         overlay=overlay,
         needs={name: books[name] for name in inventory.needs},
         manifest=read_manifest(overlay.files) if overlay is not None else None,
+        made_up=frozenset(
+            name for name, repo in inventory.repos.items() if digest is not _own_digest and not repo.shared_store
+        ),
     )
 
 

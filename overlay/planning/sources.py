@@ -24,12 +24,14 @@ class Sources:
         source: The repo or folder that the model's files come from.
         overlay: The overlay's own files; None where the entry has no overlay, and then there is no manifest either.
         needs: Secondary repos, by repo id.
+        made_up: Repos whose digests stand for others, because nobody read their files: they tell no content apart.
     """
 
     source: InputBook
     overlay: InputBook | None
     needs: Mapping[str, InputBook]
     manifest: Manifest | None
+    made_up: frozenset[str] = frozenset()
 
     @property
     def by_repo(self) -> Mapping[str, InputBook]:
@@ -46,6 +48,7 @@ class Outcome:
         reads: Small files whose content shaped it, beyond the inputs of outputs.
         fused_before: Digests of the adapters that the base holds already.
         script: The overlay's own, which makes everything else.
+        notes: What a user should know, one sentence each.
     """
 
     outputs: Sequence[OutputFile]
@@ -53,3 +56,4 @@ class Outcome:
     reads: tuple[Input, ...] = ()
     fused_before: tuple[str, ...] = ()
     script: Script | None = None
+    notes: tuple[str, ...] = ()

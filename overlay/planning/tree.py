@@ -134,8 +134,9 @@ def needs_weights(component: str) -> bool:
 
 
 def _index_place(entry: Entry, overlay: Repo, tree: Tree) -> Carried | None:
-    """The model index that a server reads; recipe ``lora`` carries its base's, and only the overlay's is a promise."""
-    here: Tree = {path: Carried(overlay, path) for path in overlay.paths()} if entry.recipe.name == "lora" else tree
+    """The model index that a server reads; of recipes that carry another's, only the overlay's own is a promise."""
+    carries = entry.recipe.name in ("lora", "compose")
+    here: Tree = {path: Carried(overlay, path) for path in overlay.paths()} if carries else tree
     return next((place for name in INDEX_NAMES if (place := here.get(name)) is not None), None)
 
 

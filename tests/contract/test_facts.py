@@ -12,11 +12,12 @@ from hub_server import HubServer
 from support.contracts import MODEL, edit_json, make_hub, next_source, subject_of
 from support.hubs import client_of
 
-from overlay.contract.facts import is_license, lock_model, meaning_of
+from overlay.contract.facts import lock_model, meaning_of
 from overlay.contract.subject import Subject
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO, SOURCE_REPO
 from overlay.demo.documents import adapter_ranks
 from overlay.fingerprint import DigestMemo
+from overlay.formats.licenses import is_license
 from overlay.hub import take_inventory
 from overlay.hub.contents import Contents
 from overlay.planning.recipes import make_plan

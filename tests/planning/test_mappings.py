@@ -48,7 +48,7 @@ def mapped(hub: Path, plan_of: Planner, *mappings: dict[str, Any], own: dict[str
     plan = plan_of("acme/source", mapping_options(hub))
     found = {}
     for output in plan.outputs:
-        if isinstance(output, CarriedFile):
+        if isinstance(output, CarriedFile) and not output.path.startswith("licenses/"):
             found[output.path] = output.input.path
         elif isinstance(output, GeneratedFile) and output.path not in {MARKER, *PAPERS}:
             found[output.path] = "own"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from overlay.contract.facts import is_license, sha256_of
+from overlay.contract.facts import sha256_of
 from overlay.contract.finding import found
+from overlay.formats.licenses import is_license
 from overlay.registry.load import is_packaged
 from overlay.registry.lock import recipe_json
 

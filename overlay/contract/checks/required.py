@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.contract.subject import AdapterPlace, Subject
     from overlay.hub import Repo
     from overlay.planning.renames import Rename
-    from overlay.registry import Place
+    from overlay.registry import Place, Recipe
 
 __all__ = ["Requirement", "check_required", "requirements"]
 
@@ -97,9 +97,19 @@ def _of_recipe(subject: Subject) -> Iterator[Requirement]:
         repo, path = subject.base
         if path and not any(is_below(name, path) for name in repo.paths()):
             yield Requirement(repo, path, by, place)
+    for one in _carried_places(recipe):
+        repo, path = subject.inventory.repos[one["repo"]], one["path"]
+        if path and not any(is_below(name, path) for name in repo.paths()):
+            yield Requirement(repo, path, f"recipe {recipe.name} takes", place)
     for adapter in subject.adapters:
         if lacks := _lacks(subject, adapter):
             yield Requirement(adapter.repo, lacks, by, place)
+
+
+def _carried_places(recipe: Recipe) -> tuple[Mapping[str, str], ...]:
+    """Places whose files are taken over as they are; base and adapters are read."""
+    read = (recipe.options["base"], *recipe.options["adapters"]) if recipe.name == "lora" else ()
+    return recipe.places[len(read) :]
 
 
 def _lacks(subject: Subject, adapter: AdapterPlace) -> str | None:

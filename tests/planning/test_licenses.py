@@ -1,0 +1,64 @@
+"""Licence and notice files: which of them, of which repos, come to every tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from support.hubs import add_repo, commit
+from support.small_models import BASE_REPO, MODEL, STYLE_REPO, small_options, write_small_hub
+
+from overlay.formats.licenses import MAX_LICENSE_FILE, is_license
+from overlay.planning.outputs import CarriedFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import Planner
+
+pytestmark = pytest.mark.no_torch
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        *((name, True) for name in ("LICENSE", "license.md", "LICENCE.txt", "LICENSE-MODEL", "LICENSE_CODE")),
+        *((name, True) for name in ("LICENSES.md", "NOTICE", "Notice.txt", "COPYING", "USE_POLICY.md", "use_policy")),
+        *((name, False) for name in ("licensee.md", "noticed.txt", "README.md", "copyings", "A-LICENSE")),
+        *((name, False) for name in ("LICENSE.bin", "license.py", "notice.safetensors", "LICENSE.PT")),
+    ],
+)
+def test_names(name: str, counts: bool) -> None:  # noqa: FBT001  # a table's column
+    """In any case, with what belongs to such a name; no code, no weights."""
+    assert is_license(name) is counts
+    assert is_license(f"folder/{name}") is counts
+
+
+def test_those_in_the_root_of_every_repo_come_along(hub: Path, plan_of: Planner) -> None:
+    """Each under its repo's name; not what lies deeper, and nothing that is too large for a text."""
+    write_small_hub(hub)
+    add_repo(hub, BASE_REPO, commit("a"), {"LICENSE": "base", "unet/LICENSE": "deep", "NOTICE": "n"})
+    large = {"LICENSE.md": "style", "COPYING": b"x" * (MAX_LICENSE_FILE + 1)}
+    add_repo(hub, STYLE_REPO, commit("b"), large)
+    outputs = plan_of(MODEL, small_options(hub)).outputs
+    found = {
+        output.path: output.input
+        for output in outputs
+        if output.path.startswith("licenses/")
+        if isinstance(output, CarriedFile)
+    }
+    assert {path: (one.repo, one.path) for path, one in found.items()} == {
+        "licenses/acme__base/LICENSE": (BASE_REPO, "LICENSE"),
+        "licenses/acme__base/NOTICE": (BASE_REPO, "NOTICE"),
+        "licenses/acme__style/LICENSE.md": (STYLE_REPO, "LICENSE.md"),
+    }
+
+
+def test_what_the_recipe_has_at_that_place_stays(hub: Path, plan_of: Planner) -> None:
+    """A base that was itself a tree has such a folder."""
+    write_small_hub(hub)
+    add_repo(hub, BASE_REPO, commit("a"), {"LICENSE": "new", "licenses/acme__base/LICENSE": "old"})
+    outputs = plan_of(MODEL, small_options(hub)).outputs
+    [there] = [output for output in outputs if output.path == "licenses/acme__base/LICENSE"]
+    assert isinstance(there, CarriedFile)
+    assert there.input.path == "licenses/acme__base/LICENSE"
