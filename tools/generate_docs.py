@@ -17,6 +17,7 @@ from overlay.cli import (
     _add,
     _bump,
     _outdated,
+    adopt,
     cache,
     cache_pins,
     cache_removal,
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 # What each command prints with --json.
 DOCUMENTS: dict[str, type] = {
     "add": _add.Added,
+    "adopt": adopt.Adopted,
+    "adopt-dry-run": adopt.AdoptionPlan,
     "bump": _bump.Bumped,
     "cache-gc": cache_removal.Removed,
     "cache-info": cache.CacheDetails,

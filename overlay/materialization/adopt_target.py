@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere
+from overlay.formats.licenses import LICENSES_FOLDER
 from overlay.formats.local import read_small_file
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 from overlay.formats.wording import counted, some
 from overlay.materialization.request import resolved
-from overlay.planning.outputs import AliasFile, GeneratedFile
+from overlay.planning.outputs import GeneratedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -23,10 +24,7 @@ if TYPE_CHECKING:
     from overlay.planning.plan import Plan
     from overlay.registry import Registry, Resolution
 
-__all__ = ["OWN_FOLDER", "Target", "check_marker", "files_in", "find_target", "read_marker", "require_files"]
-
-OWN_FOLDER = "licenses/"
-"""Comes to every tree of this program, and to none of a server."""
+__all__ = ["Target", "check_marker", "files_in", "find_target", "read_marker", "require_files"]
 
 _FIELDS = {
     "source_model_id",
@@ -167,16 +165,16 @@ def require_files(folder: Path, plan: Plan, found: Iterable[str]) -> frozenset[s
     """Hold names against the plan.
 
     Returns:
-        Outputs that only this program makes, and that are not there.
+        Licence files that are not there: they come to every tree of this program, and to none of a server.
 
     Raises:
         CheckFailed: Files are missing, or there are more; all are named.
     """
-    wanted = {output.path: output for output in plan.outputs}
+    wanted = {output.path for output in plan.outputs}
     there = set(found) - {RECORD_NAME}
-    absent = wanted.keys() - there
-    own = {path for path in absent if path.startswith(OWN_FOLDER) and not isinstance(wanted[path], AliasFile)}
-    missing, extra = sorted(absent - own), sorted(there - wanted.keys())
+    absent = wanted - there
+    own = {path for path in absent if path.startswith(f"{LICENSES_FOLDER}/")}
+    missing, extra = sorted(absent - own), sorted(there - wanted)
     if missing or extra:
         said = [f"{counted(len(missing), 'file')} missing ({some(missing)})"] if missing else []
         said += [f"{counted(len(extra), 'file')} too many ({some(extra)})"] if extra else []

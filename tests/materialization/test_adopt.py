@@ -312,7 +312,8 @@ def test_what_no_server_builds_is_refused(served: Served, tmp_path: Path) -> Non
     registry = tmp_path / "plain.yaml"
     registry.write_text(
         "schema_version: 1\nmodels:\n  org/plain:\n"
-        f"    source: {{revision: {'a' * 40}}}\n    recipe: {{name: lora, base: {{path: base}}, adapters: [{{path: a}}]}}\n"
+        f"    source: {{revision: {'a' * 40}}}\n"
+        "    recipe: {name: lora, base: {path: base}, adapters: [{path: a}]}\n"
     )
     with pytest.raises(InvalidUsage) as caught:
         adopt("org/plain", served.options(registry=registry))
