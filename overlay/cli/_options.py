@@ -36,6 +36,7 @@ __all__ = [
     "rule_option",
     "server_flags",
     "server_options",
+    "server_options_as",
 ]
 
 LEAST_MEMORY = 64 * 10**6
@@ -184,43 +185,47 @@ lock_option = click.option(
 )
 
 
-_SERVER_OPTIONS = (
-    click.option(
-        "--for",
-        "server",
-        type=SERVER,
-        metavar="SERVER",
-        help="Whom the model is for: sglang, sglang==VERSION or vllm-omni. Decides the location.",
-    ),
-    click.option(
-        "--with-override", is_flag=True, help="The server is started with the registry that `overlay env` exports."
-    ),
-)
+def server_options_as(flag: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """As :func:`server_options`, for a command whose ``--for`` means something else."""
+    options = (
+        click.option(
+            flag,
+            "server",
+            type=SERVER,
+            metavar="SERVER",
+            help="Whom the model is for: sglang, sglang==VERSION or vllm-omni. Decides the location.",
+        ),
+        click.option(
+            "--with-override", is_flag=True, help="The server is started with the registry that `overlay env` exports."
+        ),
+    )
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(*args: Any, server: Server | None, with_override: bool, **choices: Any) -> None:
+            if with_override and (server is None or server.name != "sglang"):
+                raise InvalidUsage(
+                    f"--with-override says how sglang is started, and {flag} does not name it",
+                    code="option-conflict",
+                    hint=f"add {flag} sglang",
+                )
+            function(*args, server=replace(server, with_override=with_override) if server else None, **choices)
+
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def server_options(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command ``--for`` and ``--with-override``; it receives ``server``, a Server or None."""
-
-    @functools.wraps(function)
-    def command(*args: Any, server: Server | None, with_override: bool, **options: Any) -> None:
-        if with_override and (server is None or server.name != "sglang"):
-            raise InvalidUsage(
-                "--with-override says how sglang is started, and --for does not name it",
-                code="option-conflict",
-                hint="add --for sglang",
-            )
-        function(*args, server=replace(server, with_override=with_override) if server else None, **options)
-
-    for option in reversed(_SERVER_OPTIONS):
-        command = option(command)
-    return command
+    return server_options_as("--for")(function)
 
 
 def server_flags(server: Server | None) -> tuple[str, ...]:
     """Flags of a command to suggest for the same server."""
-    if server is None:
-        return ()
-    return ("--for", str(server), *(["--with-override"] if server.with_override else []))
+    return server.flags if server else ()
 
 
 def rule_flags(rule: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from overlay.cli._options import Common, common_options, lock_option
+from overlay.cli._options import Common, common_options, lock_option, server_options
 from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.formats.wording import counted
@@ -46,13 +46,15 @@ class CacheRepair:
 @click.command(short_help="Build again what does not verify.")
 @click.argument("targets", metavar="[TARGET]...", nargs=-1)
 @click.option("--dry-run", is_flag=True, help="Read everything, say what would be done.")
+@server_options
 @lock_option
 @common_options
 def repair(common: Common, targets: tuple[str, ...], dry_run: bool, **choices: Any) -> None:
     """Read every byte of the cache and build again what is not what its record says.
 
     TARGET is a model, a tree or a location; all by default. Sound files stay, damaged ones are made anew from their
-    source. A damaged tree that the registry in force would not build, or that nothing points to, is taken out.
+    source. A damaged tree that the registry in force would not build, or that nothing points to, is taken out; what was
+    built for a server alone is built again with --for.
     """
     from overlay.materialization.repair import repair as repair_cache
 

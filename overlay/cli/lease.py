@@ -7,11 +7,11 @@ import shlex
 import signal
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from overlay.cli._options import Common, common_options, rule_option
+from overlay.cli._options import Common, common_options, rule_option, server_options_as
 from overlay.cli._types import AGE
 from overlay.errors import InvalidUsage
 from overlay.formats.wording import iso_time
@@ -19,6 +19,8 @@ from overlay.formats.wording import iso_time
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    import overlay
 
 __all__ = ["TimedLease", "lease"]
 
@@ -47,8 +49,15 @@ class TimedLease:
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--for", "seconds", type=AGE, help="How long (12h): without COMMAND, the lease; with it, see above.")
 @rule_option
+@server_options_as("--server")
 @common_options
-def lease(common: Common, model: str, command: tuple[str, ...], seconds: int | None, rule: str) -> None:
+def lease(
+    common: Common,
+    model: str,
+    command: tuple[str, ...],
+    seconds: int | None,
+    **choices: Any,
+) -> None:
     """Keep a model where it is while a command runs, or for a time: gc leaves it alone, and rm refuses it.
 
     For example: overlay lease MODEL -- sglang serve --model-path {path}
@@ -61,7 +70,7 @@ def lease(common: Common, model: str, command: tuple[str, ...], seconds: int | N
     Without COMMAND, the lease lasts as long as --for says, and the directory is printed.
     """
     if command:
-        _run(common, model, command, seconds, rule)
+        _run(common, model, command, seconds, common.options(**choices))
     if seconds is None:
         raise InvalidUsage(
             f"{model}: neither a command nor a time was given",
@@ -70,17 +79,17 @@ def lease(common: Common, model: str, command: tuple[str, ...], seconds: int | N
         )
     from overlay.materialization.lease import timed_lease
 
-    path, taken = timed_lease(model, seconds, common.options(rule=rule))
+    path, taken = timed_lease(model, seconds, common.options(**choices))
     document = TimedLease(model, str(path), iso_time(taken.until or 0), str(taken.file))
     common.output.result(document, lambda: [document.path])
     common.output.remark(f"leased until {document.until}; to end it sooner: rm {shlex.quote(document.file)}")
 
 
-def _run(common: Common, model: str, command: Sequence[str], seconds: int | None, rule: str) -> NoReturn:
+def _run(common: Common, model: str, command: Sequence[str], seconds: int | None, options: overlay.Options) -> NoReturn:
     from overlay.cache.leases import BELIEVED
     from overlay.materialization.lease import reading
 
-    with reading(model, common.options(rule=rule), believed=seconds or BELIEVED) as found:
+    with reading(model, options, believed=seconds or BELIEVED) as found:
         if found.note:
             common.output.remark(found.note)
         if found.descriptor is not None:

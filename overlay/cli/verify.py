@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, common_options, rule_flags, rule_option
+from overlay.cli._options import Common, common_options, rule_flags, rule_option, server_flags, server_options
 from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.errors import InvalidRegistry, InvalidUsage, NotHere
@@ -19,6 +19,7 @@ from overlay.registry import load_registry
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from overlay.consumers.server import Server
     from overlay.registry import Registry
 
 __all__ = ["Problem", "Verified", "verify"]
@@ -67,8 +68,9 @@ class Verified:
     help="quick: names, sizes, record. full: every byte. sha256: every byte, by sha256 where record or lock has it.",
 )
 @rule_option
+@server_options
 @common_options
-def verify(common: Common, target: str, level: str, rule: str) -> None:
+def verify(common: Common, target: str, level: str, rule: str, server: Server | None) -> None:
     """Check that a materialization is what its record says; status 1 when it is not.
 
     Level full finds what broke or was changed by mistake, as fast as the disk reads. Files taken over from a repo are
@@ -77,7 +79,7 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
 
     Where the lock in force expects an output of today's pins, every level holds the record against it, too.
     """
-    folder, stale = _folder(common, target, rule)
+    folder, stale = _folder(common, target, rule, server)
     found = overlay.verify(folder, level, phase=phases(common.output), registry=_registry(common, level))
     document = Verified(
         ok=found.ok,
@@ -93,9 +95,10 @@ def verify(common: Common, target: str, level: str, rule: str) -> None:
         common.output.remark(f"{target} is stale: {stale}")
     if not document.ok:
         of_lock = {problem.kind == "lock" for problem in found.problems}
-        if False in of_lock and _is_cached(common, found.path):
+        if False in of_lock and _is_cached(common, found.path, server):
             # What is present is not built again by a prewarm, and other trees may share the bad bytes.
-            common.output.remark(f"to build what is bad again: {common.command('cache', 'repair')}")
+            repair = common.command("cache", "repair", *server_flags(server))
+            common.output.remark(f"to build what is bad again: {repair}")
         if True in of_lock:
             command = common.command("lock", found.model or target, "--from-build", str(found.path))
             common.output.remark(f"find out first which is right, the lock or this build; if it is this: {command}")
@@ -113,20 +116,20 @@ def _registry(common: Common, level: str) -> Registry | None:
         return None
 
 
-def _is_cached(common: Common, folder: Path) -> bool:
+def _is_cached(common: Common, folder: Path, server: Server | None) -> bool:
     from overlay.materialization.request import open_cache
 
-    return folder.parent == open_cache(common.options(), create=False).root.trees.resolve()
+    return folder.parent == open_cache(common.options(server=server), create=False).root.trees.resolve()
 
 
-def _folder(common: Common, target: str, rule: str) -> tuple[Path, str]:
+def _folder(common: Common, target: str, rule: str, server: Server | None) -> tuple[Path, str]:
     """A folder with a record, else what the model's location leads to; and why that is stale, if it is."""
     from overlay.materialization.record import RECORD_NAME
 
     if (Path(target) / RECORD_NAME).is_file():
         return Path(target), ""
     try:
-        state = overlay.resolve(target, common.options(rule=rule)).state
+        state = overlay.resolve(target, common.options(rule=rule, server=server)).state
     except InvalidUsage as error:
         if error.code == "unknown-folder":
             return Path(target), ""  # to be told what it lacks
@@ -135,7 +138,7 @@ def _folder(common: Common, target: str, rule: str) -> tuple[Path, str]:
         raise NotHere(
             f"{target}: {state.name}, nothing to verify",
             code=f"model-{state.name}",
-            hint=common.command("prewarm", target, *rule_flags(rule)),
+            hint=common.command("prewarm", target, *rule_flags(rule), *server_flags(server)),
             model=target,
         )
     return state.tree, state.why if state.name == "stale" else ""

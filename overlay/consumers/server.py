@@ -35,6 +35,11 @@ class Server:
         """As a user names it."""
         return f"{self.name}=={version_text(self.version)}" if self.version else self.name
 
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The options of a command that is run for it."""
+        return ("--for", str(self), *(["--with-override"] if self.with_override else []))
+
 
 def version_text(version: Version) -> str:
     """``0.5.22``."""

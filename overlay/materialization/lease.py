@@ -119,7 +119,11 @@ def present(model: str, options: Options = DEFAULTS) -> tuple[State, Path]:
         f"{model}: {state.name}{why}",
         code=f"model-{state.name}",
         hint=shlex.join(
-            ["overlay", "prewarm", model, *([] if options.rule == DEFAULT_RULE else ["--rule", options.rule])]
+            [
+                *("overlay", "prewarm", model),
+                *([] if options.rule == DEFAULT_RULE else ["--rule", options.rule]),
+                *(options.server.flags if options.server else ()),
+            ]
         ),
         model=model,
         location=str(state.location) if state.location else None,

@@ -1,0 +1,107 @@
+"""`--for` on the commands that look a model up: each means the directory that was built for that server."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.demo_hub import MODEL, World, make_world
+
+from overlay.cli._main import run
+from overlay.formats.materialized import MARKER_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+FOR = ("--for", "sglang==0.5.23", "--with-override")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world in which the model is there for one server alone, which is told the pins."""
+    world = make_world(tmp_path_factory.mktemp("made"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in world.variables.items():
+            patch.setenv(name, value)
+        assert run(["prewarm", MODEL, *FOR, "-q"]) == 0
+    return world
+
+
+@pytest.fixture
+def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A copy of its cache, in force."""
+    shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
+    for name, value in (made.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
+        monkeypatch.setenv(name, value)
+    return World(tmp_path, made.hub)
+
+
+def tree(world: World) -> Path:
+    """The one materialization."""
+    (found,) = (world.cache / ".overlay/trees").iterdir()
+    return found
+
+
+@pytest.mark.parametrize("command", [("path",), ("resolve", "--path"), ("env",), ("verify",), ("lease", "--for", "1h")])
+def test_elsewhere_it_is_absent(world: World, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]) -> None:
+    """Where another server looks there is nothing, and the command of the hint names that server."""
+    flag = "--server" if command[0] == "lease" else "--for"
+    assert run([*command, MODEL, flag, "sglang==0.5.23"]) == 3
+    assert f"overlay prewarm {MODEL} --for sglang==0.5.23" in capsys.readouterr().err
+
+
+def test_verify(world: World, document: Callable[..., Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """It verifies that directory; what is bad can be built again with the same flags."""
+    assert document("verify", "verify", MODEL, *FOR)["path"] == str(tree(world))
+    broken = tree(world) / "model_index.json"
+    broken.write_bytes(broken.read_bytes() + b" ")
+    assert run(["verify", str(tree(world)), *FOR]) == 1
+    assert f"overlay cache repair {' '.join(FOR)}" in capsys.readouterr().err
+
+
+def test_repair(world: World, document: Callable[..., Any]) -> None:
+    """What was built for a server alone is built again for it; without the flag nobody would look there."""
+    place = tree(world)
+    (place / "model_index.json").unlink()
+    dry = document("cache-repair", "cache", "repair", "--dry-run")
+    assert [item["result"] for item in dry["trees"]] == ["removed"]
+    done = document("cache-repair", "cache", "repair", *FOR)
+    assert [(item["result"], item["path"]) for item in done["trees"]] == [("rebuilt", str(place))]
+    assert document("path", "path", MODEL, *FOR)["path"] == str(place)
+
+
+def test_lease(world: World, document: Callable[..., Any]) -> None:
+    """Its --for is a time, so the server has an option of its own."""
+    leased = document("lease", "lease", MODEL, "--for", "1h", "--server", "sglang==0.5.23", "--with-override")
+    assert leased["path"] == str(tree(world))
+
+
+def test_check_names_both_keys(world: World, document: Callable[..., Any]) -> None:
+    """What this server will look for, and what is warmed: found by its marker in the root of the cache."""
+    (location,) = (path.parent.name for path in (world.cache / "materialized_models").glob(f"*/{MARKER_NAME}"))
+    found = document("check", "check", MODEL, "--for", "sglang==0.5.23")
+    (finding,) = (item for item in found["models"][0]["findings"] if item["code"] == "server-not-warmed")
+    assert finding["data"]["warmed"] == [location]
+    assert finding["data"]["looks_for"] not in ("", location)
+    told = document("check", "check", MODEL, *FOR)
+    assert not [item for item in told["models"][0]["findings"] if item["code"].startswith("server-")]
+
+
+def test_check_for_a_release_that_does_not_know_the_model(world: World, document: Callable[..., Any]) -> None:
+    """An error for that server, so status 1; an entry that is for this program alone has only a note of it."""
+    found = document("check", "check", MODEL, "--for", "sglang==0.5.12", status=1)
+    assert "server-unknown" in [item["code"] for item in found["models"][0]["findings"]]
+
+
+@pytest.mark.parametrize("words", [["--for", "vllm-omni"], ["--same", "a/b", "--revision", "1" * 40, "2" * 40, *FOR]])
+def test_check_for_what_looks_nothing_up(world: World, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """Status 2: there is nothing to check."""
+    assert run(["check", *words]) == 2
+
+
+def test_an_override_needs_a_server(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message names the option that the command has for it."""
+    assert run(["lease", MODEL, "--for", "1h", "--with-override"]) == 2
+    assert "add --server sglang" in capsys.readouterr().err
