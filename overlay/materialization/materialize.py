@@ -25,6 +25,7 @@ from overlay.materialization.request import DEFAULTS, Options, open_cache, open_
 from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.scripted import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import identity_of, pins_of, run_report
+from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.state import find_state, is_settled
 from overlay.materialization.survey import Counters, Work, as_linked, components, survey
 from overlay.planning.outputs import CarriedFile
@@ -215,6 +216,7 @@ def materialize(
         engine = start_engine(work.steps, options.device)
         made = job.make(work, engine, "build")
         work = as_linked(work, made.links)
+        made.links.update(shared_with_sources(work, made, inventory.repos, cache))
         work = replace(work, counters=work.counters + script.counters) if script is not None else work
         blobs = sha256_of_blobs(work, made, inventory)
         if in_force is not None:

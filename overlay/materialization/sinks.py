@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from overlay.fingerprint import file_digest
 from overlay.materialization.build import Carried, recorded
 from overlay.materialization.lookup import remember
 from overlay.materialization.record import RECORD_NAME
-from overlay.planning.outputs import AliasFile, GeneratedFile
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from overlay.cache.links import How, LinkResult
     from overlay.fusion.build import BuiltFile
     from overlay.hub import Repo
-    from overlay.materialization.build import Made, Write
+    from overlay.materialization.build import Linked, Made, Write
     from overlay.materialization.inputs import Checks, Inputs
     from overlay.materialization.links import Fallback
     from overlay.materialization.survey import Step, Work
     from overlay.planning.outputs import Input
 
-__all__ = ["CacheSink", "FolderSink", "place_tree"]
+__all__ = ["CacheSink", "FolderSink", "place_tree", "shared_with_sources"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,19 @@ class FolderSink:
         target = self.folder / step.output.path
         target.parent.mkdir(parents=True, exist_ok=True)
         return target
+
+
+def shared_with_sources(work: Work, made: Made, repos: Mapping[str, Repo], cache: Cache) -> dict[str, Linked]:
+    """Which carried files share the inode of their source, by output path; also of those that were here before."""
+    found: dict[str, Linked] = {}
+    for step in work.steps:
+        if isinstance(step.output, CarriedFile):
+            source = step.output.input
+            with suppress(OSError):  # not here, or damaged: then it is not what the object is
+                place = repos[source.repo].local(source.path)
+                if place and place.samefile(cache.object_path(made.files[step.output.path].digest)):
+                    found[step.output.path] = "hardlink"
+    return found
 
 
 def place_tree(work: Work, made: Made, cache: Cache, tree: Path, record: bytes) -> None:

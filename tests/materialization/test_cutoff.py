@@ -197,9 +197,13 @@ def test_what_was_found_by_its_factors_is_found_by_its_inputs_the_next_time(buil
 def test_a_dry_run_counts_the_most_and_says_what_it_does_not_know(built: Built, hub: HubFolder) -> None:
     """No adapter is read and nothing is written; the note names the adapter that will tell."""
     bumped = bump_turbo_block(hub, 1)
-    before = {path: path.stat().st_mtime_ns for path in built.root.rglob("*")}
+
+    def times() -> dict[Path, int]:  # a folder comes to staging and goes again: links are tried there
+        return {path: path.stat().st_mtime_ns for path in built.root.rglob("*") if path.name != "staging"}
+
+    before = times()
     work = planned(bumped, built.root)
-    assert {path: path.stat().st_mtime_ns for path in built.root.rglob("*")} == before
+    assert times() == before
     assert work.is_most
     assert [source.path for source in work.unlearned] == [TURBO]
     assert work.counters == making(work, SHARDS) + Counters(read=payload(bumped.source_folder / TURBO))
