@@ -37,6 +37,7 @@ from overlay.materialization.materialize import (
 from overlay.materialization.publishing import publish, seal
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
 from overlay.materialization.sealing import run_report
+from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.survey import Counters, downloading_counters, learning_counters
 from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
@@ -181,7 +182,8 @@ def adopt(
             run.in_force.require_contents(blobs)
         made.links = _taken(run, adoption, made)
         work = replace(adoption.work, steps=tuple(_as_taken(step, made.links) for step in adoption.work.steps))
-        report = run_report(work, made, engine, time.monotonic() - started)
+        links = made.links | shared_with_sources(work, made, inventory.repos, cache)
+        report = run_report(work, replace(made, links=links), engine, time.monotonic() - started)
         adopted = sorted(path for path, how in made.links.items() if how != "present" and path not in run.absent)
         sealed = seal(work, made, identity_of_work(work, inventory, blobs), {**report, "adopted": adopted})
         run.require_unchanged()
@@ -207,9 +209,11 @@ def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> _Run 
     registry = load_registry(options.registry)
     found = find_target(target, registry, options)
     resolution = found.resolution
-    if resolution.entry.overlay is None:
+    entry = resolution.entry
+    if entry.overlay is None or entry.recipe.name == "python":
+        why = "only its overlay's own Python knows what a tree must hold" if entry.overlay else "it has no overlay"
         raise InvalidUsage(
-            f"{resolution.model}: has no overlay, so no server builds it",
+            f"{resolution.model}: no tree of a server to adopt: {why}",
             code="nothing-to-adopt",
             hint=f"overlay prewarm {resolution.model}",
             model=resolution.model,
