@@ -185,9 +185,11 @@ def _waiting(model: str, output: Output) -> Callable[[str], None]:
 def _planned(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PlannedModel:
     from overlay.cache.probe import filesystem_of
     from overlay.materialization.by_name import plan_by_name
-    from overlay.materialization.dropping import plan_drop
+    from overlay.materialization.dropping import plan_drop, require_source_of_hub
     from overlay.materialization.request import open_cache
 
+    if drop:
+        require_source_of_hub(model, options)
     work, staged = plan_by_name(model, options, phase=phases(output)) if stage else (None, None)
     work = work or overlay.plan(model, options, phase=phases(output))
     root = open_cache(options, create=False).root.path
@@ -222,10 +224,12 @@ def _planned_file(step: Step) -> PlannedFile:
 
 def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PrewarmedModel:
     from overlay.materialization.by_name import materialize_by_name
-    from overlay.materialization.dropping import drop_source
+    from overlay.materialization.dropping import drop_source, require_source_of_hub
 
     on_wait = _waiting(model, output)
     staged = dropped = None
+    if drop:
+        require_source_of_hub(model, options)  # before the build
     if stage:
         done, staged = materialize_by_name(model, options, phase=phases(output), on_wait=on_wait)
     else:

@@ -25,6 +25,7 @@ from overlay.materialization.name_checks import (
     elsewhere,
     require_asked_commit,
     require_hub_cache,
+    require_known,
     require_named_source,
     require_no_extras,
     require_required_files,
@@ -147,6 +148,7 @@ def _parts(model: str, options: Options) -> tuple[_Part, ...]:
             hint=f'serve by path: sglang serve --model-path "$(overlay path {model})"',
             model=model,
         )
+    require_known(entry, options.server)
     overlay = _opened(overlay_pin, options, METADATA_PATTERNS)
     manifest = read_manifest(overlay)
     asked = asked_of(told, manifest)

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.hub.dropping import Drop
+    from overlay.materialization.resolve import Resolved
     from overlay.registry import Entry
 
-__all__ = ["Dropped", "drop_source", "plan_drop"]
+__all__ = ["Dropped", "drop_source", "plan_drop", "require_source_of_hub"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ def plan_drop(model: str, options: Options = DEFAULTS) -> Dropped:
     Raises:
         OverlayError: As :func:`drop_source`, but that the model is not here.
     """
-    require_hub(options)
-    found = resolve(model, options)
+    found = require_source_of_hub(model, options)
     pins = _pins(found.resolution.entry, found.state.tree if found.state.name == "present" else None)
     return _result(_look(pins))
 
@@ -57,13 +57,12 @@ def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[s
 
     Raises:
         NotHere: The model is not here, or not whole.
-        InvalidUsage: There is no Hub cache (``hub``).
+        InvalidUsage: A folder takes the place of the source.
         TryAgain: A build is at work, or a download of one of the repos is not finished.
         BrokenInput: The Hub's cache is not what its client makes.
         CannotWrite: The system refuses.
     """
-    require_hub(options)
-    found = resolve(model, options)
+    found = require_source_of_hub(model, options)
     state, cache = found.state, open_cache(options, create=False)
     if state.name != "present" or state.tree is None or state.location is None:
         raise NotHere(
@@ -87,19 +86,22 @@ def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[s
     return _result(drop)
 
 
-def require_hub(options: Options) -> None:
-    """Refuse a folder in the Hub's place.
+def require_source_of_hub(model: str, options: Options) -> Resolved:
+    """What the model stands for, if its source comes from the Hub's cache; to be asked before a build, too.
 
     Raises:
-        InvalidUsage: ``option-conflict``.
+        InvalidUsage: A folder takes its place (``option-conflict``), or the model is unknown.
     """
-    if options.hub is not None:
+    found = resolve(model, options)
+    folder = options.hub or found.resolution.source_folder
+    if folder is not None:
         raise InvalidUsage(
-            f"{options.hub}: stands for the Hub, so there is nothing of the source in the Hub's cache",
+            f"{folder}: the source is taken from this folder, so there is none to drop from the Hub's cache",
             code="option-conflict",
-            hint="leave --hub away (unset OVERLAY_HUB) to drop what is in the Hub's cache",
-            where=str(options.hub),
+            hint="leave --hub away (unset OVERLAY_HUB), and name the model, not a folder",
+            where=str(folder),
         )
+    return found
 
 
 def _pins(entry: Entry, tree: Path | None) -> Iterable[tuple[str, str | None]]:

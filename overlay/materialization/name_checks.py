@@ -13,6 +13,7 @@ from overlay.formats.wording import some
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from overlay.consumers.server import Server
     from overlay.consumers.sglang.asked import Asked
     from overlay.formats.manifest import Manifest
     from overlay.hub import HubRepo
@@ -24,12 +25,15 @@ __all__ = [
     "elsewhere",
     "require_asked_commit",
     "require_hub_cache",
+    "require_known",
     "require_named_source",
     "require_no_extras",
     "require_required_files",
 ]
 
 _BY_PATH = 'serve by path: sglang serve --model-path "$(overlay path MODEL)"'
+
+_OVERRIDE = "add --with-override and export what `overlay env` says; or "
 
 
 def require_hub_cache(options: Options) -> None:
@@ -59,17 +63,41 @@ def require_hub_cache(options: Options) -> None:
         )
 
 
+def require_known(entry: Entry, server: Server | None) -> None:
+    """Refuse a model of which the server knows nothing, or something else, by the table that it was built with.
+
+    Raises:
+        CheckFailed: ``server-unknown`` or ``server-looks-elsewhere``.
+    """
+    told = entry.server
+    if told is None or not told.of_entry or _is_direct(entry) or (server is not None and server.with_override):
+        return  # it is told so by somebody, or needs to know nothing
+    row = sglang.built_in(sglang.release_of(told.version).version).get(entry.model)
+    ours = (told.overlay_repo_id, told.overlay_revision, told.source_revision)
+    theirs = (row.overlay_repo_id, row.overlay_revision, row.source_revision) if row else None
+    if theirs == ours:
+        return
+    found = "@".join(filter(None, theirs[:2])) if theirs else "nothing"
+    why = ", and not the pinned commit of the source" if theirs and theirs[:2] == ours[:2] else ""
+    raise CheckFailed(
+        f"{entry.model}: {_server(entry)} has {found} built in for this name{why}, pinned is {entry.overlay}: it"
+        " does not look for what is built here",
+        code="server-looks-elsewhere" if row else "server-unknown",
+        hint=f"{_OVERRIDE}{_BY_PATH}",
+        model=entry.model,
+    )
+
+
 def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
     """The finding that a branch of the Hub's cache leads to another commit than the pinned one."""
     found = branch.commit()
     is_overlay = entry.overlay is not None and entry.overlay.repo == branch.repo
-    override = "add --with-override and export what `overlay env` says; "
     if is_overlay:
         then = "takes the overlay's files there, looks in another directory, and builds by itself"
-        way = f"start it with --model-path {entry.model}; " if _is_direct(entry) else override
+        way = f"start it with --model-path {entry.model}; or " if _is_direct(entry) else _OVERRIDE
     else:
         then = "takes the source there, and fetches what is missing of it"
-        way = override if _may_be_told_source(entry) else ""
+        way = _OVERRIDE if _may_be_told_source(entry) else ""
     return CheckFailed(
         f"{branch.file}: says {found!r}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
         f"for {branch.name}, {then}",
@@ -87,13 +115,13 @@ def require_asked_commit(repo: HubRepo, asked: str, entry: Entry) -> None:
     """Refuse a source of which the server asks for another commit than the pinned one.
 
     Raises:
-        CheckFailed: ``other-source-revision``.
+        CheckFailed: ``source-revision-differs``.
     """
     if asked != repo.revision:
         raise CheckFailed(
             f"{repo.repo}: pinned to {repo.revision}, but {_server(entry)} asks for {asked}, which is what it was told "
             "or what the overlay's manifest says",
-            code="other-source-revision",
+            code="source-revision-differs",
             hint=f"pin that commit in the registry, or {_BY_PATH}",
             repo=repo.repo,
             asked=asked,
@@ -121,13 +149,13 @@ def require_no_extras(overlay: HubRepo) -> None:
     """Refuse a snapshot that holds more than a server fetches: it hashes all that it finds there.
 
     Raises:
-        CheckFailed: ``extra-overlay-files``.
+        CheckFailed: ``snapshot-extras``.
     """
     if extras := sglang.extra_files(overlay.extras()):
         raise CheckFailed(
             f"{overlay.snapshot}: holds more than a server fetches ({some(extras)}); one that finds them there looks in"
             " another directory, and builds by itself",
-            code="extra-overlay-files",
+            code="snapshot-extras",
             hint=f"remove them from there, or {_BY_PATH}",
             where=str(overlay.snapshot),
             files=list(extras),

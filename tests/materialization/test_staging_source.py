@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 OVERRIDE = replace(SGLANG, with_override=True)
 NO_PIN = parse_server("sglang==0.5.21")
-WHOLE = parse_server("sglang==0.5.18")
+WHOLE = parse_server("sglang==0.5.18", with_override=True)
 METADATA = ["*.json", "*.md", "*.py", "*.txt", "**/*.json", "**/*.md", "**/*.py", "**/*.txt"]
 NEVER = ["*.onnx", "*.msgpack"]
 MANIFEST = "_overlay/overlay_manifest.json"
@@ -113,6 +113,15 @@ def test_the_client_finds_source_and_overlay_without_a_request(world: Served) ->
     assert staged.branches == (str(world.main(VDN)),)
     assert not world.main(OVERLAY_REPO).exists()  # asked for by its commit
     assert scan_cache_dir(world.cache).warnings == []
+
+
+def test_with_a_connection_it_is_still_no_request(world: Served) -> None:
+    """The overlay is asked for by its commit, and the source is looked for in the cache first."""
+    materialize_by_name(VDN, world.options())
+    world.server.forget()
+    overlay = snapshot_download(OVERLAY_REPO, revision=world.hub.overlay, allow_patterns=METADATA)
+    assert Path(overlay) == overlay_of_server(world.hub.overlay)
+    assert world.server.requests == []
 
 
 def test_what_the_build_does_not_need_is_fetched_beside_it_and_counted(world: Served) -> None:
@@ -349,6 +358,25 @@ def test_a_model_that_no_server_looks_up_is_refused(world: Served) -> None:
     assert "--model-path" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize(
+    ("server", "overlay", "code"),
+    [("sglang==0.5.19", None, "server-unknown"), ("sglang", OTHER, "server-looks-elsewhere")],
+)
+def test_what_the_server_would_not_look_for_is_not_staged(
+    world: Served, server: str, overlay: str | None, code: str
+) -> None:
+    """By the table that it has built in; with an override it is told, and the hint says so."""
+    registry = world.folder / "other.yaml"
+    text = Path(str(world.options().registry)).read_text()
+    registry.write_text(text.replace(world.hub.overlay, overlay) if overlay else text)
+    world.server.forget()
+    with pytest.raises(CheckFailed) as caught:
+        materialize_by_name(VDN, world.options(registry=registry, server=parse_server(server)))
+    assert caught.value.code == code
+    assert "--with-override" in str(caught.value.hint)
+    assert world.server.requests == []
+
+
 def test_a_source_that_floats_has_no_commit_to_stage(world: Served) -> None:
     """Not even with --allow-floating, which would move main itself."""
     text = world.options().registry.read_text()  # type: ignore[union-attr]
@@ -439,7 +467,7 @@ def test_more_overlay_files_than_a_server_fetches_are_refused(world: Served) -> 
     extra.write_text("*.bin filter=lfs")
     with pytest.raises(CheckFailed, match="gitattributes") as caught:
         materialize_by_name(VDN, world.options())
-    assert caught.value.code == "extra-overlay-files"
+    assert caught.value.code == "snapshot-extras"
     assert not world.main(VDN).exists()
 
 
@@ -466,7 +494,7 @@ def test_another_commit_in_the_manifest_counts_where_the_server_takes_it(
         return
     with pytest.raises(CheckFailed, match=OTHER) as caught:
         plan_by_name(VDN, own.options(server=server))
-    assert caught.value.code == "other-source-revision"
+    assert caught.value.code == "source-revision-differs"
 
 
 def test_a_tag_in_the_manifest_is_made_to_lead_to_the_commit(own: Served) -> None:
@@ -508,7 +536,7 @@ def test_the_main_of_an_overlay_is_never_moved_either(world: Served) -> None:
     world.set_main(OVERLAY_REPO, OTHER)
     with pytest.raises(CheckFailed, match="builds by itself") as caught:
         materialize_by_name(OVERLAY_REPO, world.options())
-    assert f"--model-path {VDN};" in str(caught.value.hint)
+    assert f"--model-path {VDN}; or" in str(caught.value.hint)
     materialize_by_name(VDN, world.options())
     assert world.main(OVERLAY_REPO).read_text() == OTHER
 

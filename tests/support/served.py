@@ -82,7 +82,7 @@ def built_from_hub(factory: pytest.TempPathFactory, folder: Path) -> Iterator[Se
     if base not in _built:
         original = factory.mktemp("built-from-hub")
         with served(hub, original) as world:
-            materialize(VDN, world.options(server=None))
+            materialize(VDN, world.options(server=None, link="hardlink"))
         _built[base] = original
     # In one go, so that what shares an inode still does.
     subprocess.run(["/bin/cp", "-a", *_built[base].iterdir(), folder], check=True)

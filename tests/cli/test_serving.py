@@ -1,0 +1,113 @@
+"""`overlay prewarm --stage-source` and `--drop-source`, and an overlay that is named itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.models import VDN
+from support.served import Served, built_from_hub
+
+from overlay.cli._main import run
+from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+STAGE = ("prewarm", VDN, "--for", "sglang", "--stage-source")
+DROP = ("prewarm", VDN, "--drop-source")
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
+    """The model, built through the Hub's client, in force."""
+    with built_from_hub(tmp_path_factory, tmp_path) as found:
+        monkeypatch.setenv("OVERLAY_REGISTRY", str(found.options().registry))
+        monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "root"))
+        yield found
+
+
+def test_staging(world: Served, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """The plan says what the run does, and the second run has nothing to do; text and JSON."""
+    [planned] = document("prewarm-dry-run", *STAGE, "--dry-run")["models"]
+    assert run([*STAGE, "--dry-run"]) == 0
+    assert "by name: 32 files in the Hub's cache · download another " in capsys.readouterr().out
+    assert not world.main(VDN).exists()
+    [done] = document("prewarm", *STAGE)["models"]
+    assert done["result"] == "present"
+    assert (
+        done["staged"]
+        == planned["staged"]
+        == {
+            "files": 32,
+            "bytes_staged": done["staged"]["bytes_staged"],
+            "branches": [str(world.main(VDN))],
+        }
+    )
+    assert planned["room"] >= planned["staged"]["bytes_staged"] > 0
+    assert planned["dropped"] is done["dropped"] is None
+    assert document("prewarm", *STAGE)["models"][0]["staged"] == {"files": 32, "bytes_staged": 0, "branches": []}
+    assert run(STAGE) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "  by name: 32 files in the Hub's cache"
+
+
+def test_a_branch_elsewhere_ends_with_1(world: Served, document: Callable[..., dict[str, Any]]) -> None:
+    """Like a finding: status 1, and the file is named."""
+    file = world.set_main(VDN, "c" * 40)
+    error = document("error", *STAGE, status=1)["error"]
+    assert (error["code"], error["data"]["where"]) == ("branch-elsewhere", str(file))
+
+
+def test_dropping(world: Served, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Bytes are told as names and as room; afterwards all that a server by path needs is there."""
+    [planned] = document("prewarm-dry-run", *DROP, "--dry-run")["models"]
+    assert run([*DROP, "--dry-run"]) == 0
+    assert f"will drop {NEEDS_REPO}@" in capsys.readouterr().out
+    assert world.storage(VDN).exists()
+    assert run(DROP) == 0
+    out = capsys.readouterr().out
+    assert f", {VDN}@{world.hub.source[:12]}: the disk gets " in out
+    assert "stay under another name" in out
+    assert not world.storage(VDN).exists()
+    freed, removed = planned["dropped"]["bytes_freed"], planned["dropped"]["bytes_removed"]
+    assert 0 < freed < removed
+    assert document("prewarm", *DROP)["models"][0]["dropped"] == {"commits": [], "bytes_removed": 0, "bytes_freed": 0}
+    assert run(DROP) == 0
+    assert "nothing to drop" in capsys.readouterr().out
+    assert run(["path", VDN]) == run(["verify", VDN, "--level", "full"]) == 0
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--stage-source",),
+        ("--stage-source", "--for", "vllm-omni"),
+        ("--stage-source", "--for", "sglang", "--drop-source"),
+        ("--stage-source", "--for", "sglang", "--only", "transformer"),
+        ("--stage-source", "--for", "sglang", "--hub", "hub"),
+        ("--drop-source", "--only", "transformer"),
+        ("--drop-source", "--hub", "hub"),
+        ("--drop-source", "--hub", "hub", "--dry-run"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("world")
+def test_flags_that_contradict_each_other(flags: tuple[str, ...], document: Callable[..., dict[str, Any]]) -> None:
+    """They are refused before anything is done."""
+    assert document("error", "prewarm", VDN, *flags, status=2)["error"]["code"] == "option-conflict"
+
+
+def test_an_overlay_by_its_own_name(world: Served, document: Callable[..., dict[str, Any]]) -> None:
+    """With a server it stands for its model, at a location of its own; without one it is none."""
+    assert document("error", "resolve", OVERLAY_REPO, status=2)["error"]["code"] == "overlay-not-model"
+    found = document("resolve", "resolve", OVERLAY_REPO, "--for", "sglang")
+    assert (found["model"], found["state"]) == (VDN, "absent")
+    assert found["location"] != document("resolve", "resolve", VDN, "--for", "sglang")["location"]
+    assert any(f"--model-path {OVERLAY_REPO}" in note for note in found["notes"])
+    assert found["next"] == f"overlay prewarm {OVERLAY_REPO} --for sglang"
+    assert run(["prewarm", OVERLAY_REPO, "--for", "sglang", "--stage-source"]) == 0
+    assert document("path", "path", OVERLAY_REPO, "--for", "sglang")["path"]
+    assert world.main(OVERLAY_REPO).read_text() == world.hub.overlay

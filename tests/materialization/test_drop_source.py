@@ -1,0 +1,343 @@
+"""The source taken out of the Hub's cache after a build: what goes, what stays, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from huggingface_hub import scan_cache_dir, snapshot_download
+from support.models import VDN
+from support.served import Served, built_from_hub, contents
+
+from overlay.cache.presence import building
+from overlay.cache.store import Cache
+from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
+from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, NotHere, TryAgain
+from overlay.hub import dropping as hub_dropping
+from overlay.materialization.by_name import materialize_by_name
+from overlay.materialization.dropping import Dropped, drop_source, plan_drop
+from overlay.materialization.materialize import materialize
+from overlay.materialization.resolve import resolve
+from overlay.materialization.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OTHER = "c" * 40
+
+
+@pytest.fixture
+def world(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The model, built through the Hub's client."""
+    with built_from_hub(tmp_path_factory, tmp_path) as found:
+        yield found
+
+
+def commits(world: Served) -> tuple[str, ...]:
+    """What is dropped, as it is named."""
+    return (f"{NEEDS_REPO}@{NEEDS_REVISION}", f"{VDN}@{world.hub.source}")
+
+
+def inodes(*folders: Path) -> dict[tuple[int, int], tuple[int, int]]:
+    """Size and number of names of every regular file below folders, by inode: slow, and obviously right."""
+    found = {}
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                status = path.stat()
+                found[status.st_dev, status.st_ino] = (status.st_size, status.st_nlink)
+    return found
+
+
+def test_source_and_needs_go_and_everything_else_stays(world: Served) -> None:
+    """The tree is whole to the last byte, ``path`` and a second run need nothing, offline too; the overlay stays."""
+    others = contents(world.storage(OVERLAY_REPO)), contents(world.folder / "root/.overlay/trees")
+    blobs = inodes(world.storage(VDN) / "blobs", world.storage(NEEDS_REPO) / "blobs")
+    world.server.forget()
+    dropped = drop_source(VDN, world.options(server=None))
+    assert dropped.commits == commits(world)
+    assert dropped.names == sum(size for size, _ in blobs.values())
+    assert dropped.freed == sum(size for size, links in blobs.values() if links == 1)
+    assert not world.storage(VDN).exists()
+    assert not world.storage(NEEDS_REPO).exists()
+    assert (contents(world.storage(OVERLAY_REPO)), contents(world.folder / "root/.overlay/trees")) == others
+    found = resolve(VDN, world.options(server=None, offline=True)).state
+    assert (found.name, found.tree) == ("present", materialize(VDN, world.options(server=None, offline=True)).path)
+    assert found.location is not None
+    assert verify(found.location, level="full").ok
+    assert drop_source(VDN, world.options(server=None)) == Dropped((), 0, 0)
+    assert world.server.requests == []
+
+
+def test_what_is_hardlinked_from_the_cache_frees_nothing_and_is_not_said_to(world: Served) -> None:
+    """A plain build links its weights, so that these only lose a name; one by copies frees all."""
+    linked = plan_drop(VDN, world.options())
+    assert 0 < linked.freed < linked.names
+    shutil.rmtree(world.folder / "root")
+    alone = plan_drop(VDN, world.options())
+    assert alone.freed == alone.names == linked.names
+    materialize(VDN, world.options(link="copy"))
+    assert drop_source(VDN, world.options()).freed == alone.names
+
+
+def test_the_plan_takes_nothing_and_says_what_the_run_says(world: Served) -> None:
+    """Also of a model that is not built yet: what is there now."""
+    before = contents(world.cache)
+    planned = plan_drop(VDN, world.options())
+    assert contents(world.cache) == before
+    assert plan_drop(VDN, world.options(cache_root=world.folder / "other")) == planned
+    materialize(VDN, world.options())
+    assert drop_source(VDN, world.options()) == planned
+
+
+def second_commit(world: Served, *, without: str) -> Path:
+    """Another commit of the source in the Hub's cache, with all blobs of the first but one, and one of its own."""
+    storage = world.storage(VDN)
+    shutil.copytree(storage / "snapshots" / world.hub.source, storage / "snapshots" / OTHER, symlinks=True)
+    folder = storage / "snapshots" / OTHER
+    (folder / without).unlink()
+    (storage / "blobs/own").write_text("of another commit")
+    (folder / "own.txt").symlink_to("../../blobs/own")
+    (storage / "refs").mkdir(exist_ok=True)
+    (storage / "refs/main").write_text(OTHER)
+    return folder
+
+
+def test_another_commit_of_the_repo_keeps_its_blobs_and_its_branch(world: Served) -> None:
+    """Only the blobs that no other commit has go."""
+    gone = "h3-base/audio_vae/config.json"
+    blob = (world.storage(VDN) / "snapshots" / world.hub.source / gone).resolve()
+    other = second_commit(world, without=gone)
+    before = contents(other)
+    needs = inodes(world.storage(NEEDS_REPO) / "blobs")
+    dropped = drop_source(VDN, world.options(server=None))
+    assert not blob.exists()
+    assert dropped.names == sum(size for size, _ in needs.values()) + (world.hub.source_folder / gone).stat().st_size
+    assert contents(other) == before
+    assert all(path.resolve().is_file() for path in other.rglob("*") if path.is_symlink())
+    assert world.main(VDN).read_text() == OTHER
+    assert [path.name for path in (world.storage(VDN) / "snapshots").iterdir()] == [OTHER]
+    assert scan_cache_dir(world.cache).warnings == []
+
+
+def test_a_renamed_repo_with_the_same_commit_is_not_touched(world: Served) -> None:
+    """The client would take whichever of the two it finds first."""
+    for name in ("AAA/old-name", "zzz/new-name"):
+        shutil.copytree(world.storage(VDN), world.storage(name), symlinks=True)
+    before = {name: contents(world.storage(name)) for name in ("AAA/old-name", "zzz/new-name")}
+    assert drop_source(VDN, world.options(server=None)).commits == commits(world)
+    assert {name: contents(world.storage(name)) for name in before} == before
+    assert not world.storage(VDN).exists()
+
+
+def test_a_data_set_of_the_same_name_is_not_touched(world: Served) -> None:
+    """Its folder differs by its kind alone."""
+    data = world.cache / f"datasets--{VDN.replace('/', '--')}"
+    shutil.copytree(world.storage(VDN), data, symlinks=True)
+    before = contents(data)
+    drop_source(VDN, world.options(server=None))
+    assert contents(data) == before
+
+
+def shared_world(world: Served, *, also_elsewhere: bool) -> Path:
+    """One shard of the source in the shared store; also referenced by another repo, if asked for."""
+    from huggingface_hub.utils import _shared_blobs
+
+    name = "h3-base/transformer/diffusion_pytorch_model-00001-of-00003.safetensors"
+    store_dir = _shared_blobs.shared_blobs_dir(world.cache)
+    store = _shared_blobs.shared_blob_path(world.cache, "ab" * 32)
+    prefix = _shared_blobs._ensure_prefix_dir(world.cache, "ab" * 32)
+    assert prefix == store.parent
+    assert _shared_blobs.is_shared_blobs_dir(store_dir)
+    repos = [VDN]
+    if also_elsewhere:
+        shutil.copytree(world.storage(VDN), world.storage("org/other"), symlinks=True)
+        repos.append("org/other")
+    for repo in repos:
+        path = world.storage(repo) / "snapshots" / world.hub.source / name
+        blob = Path(os.path.abspath(path.parent / os.readlink(path)))  # noqa: PTH100, PTH115 - one hop
+        if store.exists():
+            blob.unlink()
+        else:
+            shutil.copy(blob, store)  # an inode of its own
+            blob.unlink()
+        blob.symlink_to(os.path.relpath(store, blob.parent))
+        _shared_blobs._append_manifest_reference(
+            _shared_blobs._manifest_path_for_store_path(store), str(blob.relative_to(world.cache))
+        )
+    return store
+
+
+@pytest.mark.parametrize("also_elsewhere", [False, True])
+def test_a_blob_in_the_shared_store_goes_with_its_last_repo(world: Served, *, also_elsewhere: bool) -> None:
+    """And is said to be freed only then."""
+    store = shared_world(world, also_elsewhere=also_elsewhere)
+    size = store.stat().st_size
+    blobs = inodes(world.storage(VDN) / "blobs", world.storage(NEEDS_REPO) / "blobs")
+    dropped = drop_source(VDN, world.options(server=None))
+    rest = sum(number for number, links in blobs.values() if links == 1)
+    assert dropped.freed == rest + (0 if also_elsewhere else size)
+    assert store.exists() is also_elsewhere
+    if also_elsewhere:
+        link = next(world.storage("org/other").glob("snapshots/*/h3-base/transformer/*-00001-of-*"))
+        assert link.resolve() == store.resolve()
+        assert link.stat().st_size == size
+
+
+def test_a_build_at_work_is_not_robbed(world: Served) -> None:
+    """Any build of this cache root: it may read the same source."""
+    before = contents(world.cache)
+    with building(Cache.open(world.folder / "root", create=False).root), pytest.raises(TryAgain) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert (caught.value.code, caught.value.exit_status) == ("build-at-work", 5)
+    assert contents(world.cache) == before
+    drop_source(VDN, world.options(server=None))
+
+
+def test_a_holder_of_the_models_lock_is_waited_for(world: Served) -> None:
+    """As long as the options say."""
+    options = world.options(server=None, lock_timeout=0.0)
+    location = resolve(VDN, options).state.location
+    assert location is not None
+    with (
+        Cache.open(world.folder / "root", create=False).lock(location.name, timeout=0),
+        pytest.raises(TryAgain) as caught,
+    ):
+        drop_source(VDN, options)
+    assert caught.value.code == "lock-busy"
+    assert world.storage(VDN).exists()
+
+
+def test_a_download_that_is_not_finished_is_not_taken_along(world: Served) -> None:
+    """The client removes a repo whole that has no other commit: with what somebody just fetches."""
+    partial = world.storage(VDN) / "blobs/abc.incomplete"
+    partial.write_bytes(b"x")
+    with pytest.raises(TryAgain) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "download-unfinished"
+    assert str(partial) in str(caught.value.hint)
+    assert world.storage(VDN).exists()
+    assert world.storage(NEEDS_REPO).exists()
+
+
+def test_a_blob_outside_the_cache_is_never_removed(world: Served, tmp_path: Path) -> None:
+    """The client would follow such a link; here it is refused before anything goes."""
+    precious = tmp_path / "precious.bin"
+    precious.write_text("mine")
+    (world.storage(VDN) / "snapshots" / world.hub.source / "stray.bin").symlink_to(precious)
+    second_commit(world, without="stray.bin")
+    with pytest.raises(BrokenInput, match="precious") as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "hub-cache-unclear"
+    assert precious.read_text() == "mine"
+    assert (world.storage(VDN) / "snapshots" / world.hub.source).exists()
+
+
+def test_a_repo_that_is_a_link_to_elsewhere_is_left_to_its_owner(world: Served, tmp_path: Path) -> None:
+    """The client would remove the link and keep the bytes."""
+    world.storage(VDN).rename(tmp_path / "elsewhere")
+    world.storage(VDN).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(BrokenInput) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "hub-cache-unclear"
+    assert world.storage(VDN).is_symlink()
+
+
+def test_a_repo_that_the_client_passes_over_is_named(world: Served) -> None:
+    """With the client's own reason; nothing is said to be dropped."""
+    world.set_main(VDN, OTHER)  # no such commit is there
+    with pytest.raises(BrokenInput, match="missing commit") as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.data["where"] == str(world.storage(VDN))
+    assert world.storage(NEEDS_REPO).exists()
+
+
+def test_what_cannot_be_removed_is_an_error(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client only warns of it."""
+    strategy = type(scan_cache_dir(world.cache).delete_revisions())
+    monkeypatch.setattr(strategy, "execute", lambda _self: None)
+    with pytest.raises(CannotWrite) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.data["where"].startswith(str(world.cache))
+
+
+def test_the_source_of_a_model_that_is_not_here_is_kept(world: Served) -> None:
+    """It is what a build would be made of."""
+    with pytest.raises(NotHere) as caught:
+        drop_source(VDN, world.options(cache_root=world.folder / "other"))
+    assert caught.value.code == "model-absent"
+    assert world.storage(VDN).exists()
+
+
+def test_the_source_of_a_damaged_tree_is_kept(world: Served) -> None:
+    """It is what would repair it."""
+    tree = resolve(VDN, world.options(server=None)).state.tree
+    assert tree is not None
+    (tree / "README.md").unlink()
+    with pytest.raises(NotHere) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "model-damaged"
+    assert world.storage(VDN).exists()
+
+
+def test_a_tree_that_is_not_whole_afterwards_is_said_to_be(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no way back, so it is looked at."""
+    look = hub_dropping.look
+
+    def robbing(commits: Any) -> Any:
+        tree = resolve(VDN, world.options(server=None)).state.tree
+        assert tree is not None
+        (tree / "README.md").unlink()
+        return look(commits)
+
+    monkeypatch.setattr(hub_dropping, "look", robbing)
+    with pytest.raises(BrokenInput, match=r"README\.md") as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "tree-damaged"
+
+
+def test_a_folder_in_the_hubs_place_has_nothing_to_drop(world: Served) -> None:
+    """Neither in a run nor in its plan."""
+    for function in (drop_source, plan_drop):
+        with pytest.raises(InvalidUsage) as caught:
+            function(VDN, world.options(hub=world.hub.root))
+        assert caught.value.code == "option-conflict"
+
+
+def test_a_hub_cache_that_is_not_there_is_as_good_as_an_empty_one(world: Served) -> None:
+    """Nothing was there, nothing is freed."""
+    shutil.rmtree(world.cache)
+    assert plan_drop(VDN, world.options()) == Dropped((), 0, 0)
+
+
+def test_a_source_that_is_a_folder_is_never_dropped(world: Served) -> None:
+    """Not even one that is a snapshot of the Hub's cache."""
+    folder = world.folder / "vdn-minimax-h3"
+    folder.symlink_to(world.hub.source_folder)
+    for place in (folder, world.storage(VDN) / "snapshots" / world.hub.source):
+        with pytest.raises(InvalidUsage, match="taken from this folder") as caught:
+            drop_source(str(place), world.options(server=None))
+        assert caught.value.code == "option-conflict"
+    assert world.storage(VDN).exists()
+
+
+def test_what_was_built_of_a_floating_pin_is_dropped_at_the_commit_it_was_built_of(world: Served) -> None:
+    """The record knows it."""
+    registry = world.folder / "floating.yaml"
+    text = Path(str(world.options().registry)).read_text()
+    registry.write_text(text.replace(f"{{revision: {world.hub.source}}}", "{floating: nobody knows}"))
+    options = world.options(server=None, registry=registry, allow_floating=True)
+    materialize(VDN, options)
+    assert drop_source(VDN, options).commits == commits(world)
+
+
+def test_after_it_was_staged_the_source_goes_all_the_same(world: Served) -> None:
+    """With its branch; a server by path needs neither, and the next staging brings both again."""
+    materialize_by_name(VDN, world.options())
+    assert drop_source(VDN, world.options()).commits == commits(world)
+    assert not world.main(VDN).exists()
+    materialize_by_name(VDN, world.options())
+    assert snapshot_download(VDN, allow_patterns=["*.safetensors"], ignore_patterns=["stage-b*"], local_files_only=True)
