@@ -133,6 +133,11 @@ class Server:
         """Of an overlay folder."""
         return str(self.overlays._compute_overlay_fingerprint(path))  # noqa: SLF001 - what it is about
 
+    def map_files(self, source: str, output: str, mappings: list[dict[str, Any]]) -> None:
+        """Apply a manifest's file mappings to the folders."""
+        apply = self.overlays._apply_overlay_file_mappings  # noqa: SLF001 - what it is about
+        apply(source_dir=source, output_dir=output, file_mappings=mappings)
+
     def cache_root(self) -> str:
         """Where materializations lie."""
         return str(self.overlays.get_diffusion_cache_root())

@@ -29,6 +29,18 @@ def _contained_folder(path: str) -> str:
     return "" if path.strip("/") == "." else _contained(path)
 
 
+def _none_is_absent(value: Any) -> Any:
+    return () if value is None else value
+
+
+def _given(value: Any) -> Any:
+    if value is None:
+        raise ValueError("null, which a server takes for the name None; leave it out instead")
+    return value
+
+
+_NullIsAbsent = BeforeValidator(_none_is_absent)
+_NotNull = BeforeValidator(_given)
 _Path = Annotated[str, AfterValidator(_contained)]
 _FolderPath = Annotated[str, AfterValidator(_contained_folder)]
 
@@ -42,7 +54,7 @@ class FileMapping(_Allowing):
 
     type: Literal["file"] = "file"
     src: _Path
-    dst: _Path | None = None
+    dst: Annotated[_Path | None, _NotNull] = None
     dst_dir: None = None
 
     @property
@@ -66,7 +78,7 @@ class TreeMapping(_Allowing):
     type: Literal["tree"]
     src: _FolderPath
     dst: None = None
-    dst_dir: _FolderPath | None = None
+    dst_dir: Annotated[_FolderPath | None, _NotNull] = None
 
     @property
     def destination(self) -> str:
@@ -97,8 +109,8 @@ class Manifest(_Allowing):
     source_model_id: str | None = None
     source_revision: str | None = None
     source_allow_patterns: tuple[str, ...] | None = None
-    required_source_files: tuple[_Path, ...] = ()
-    file_mappings: tuple[SourceMapping, ...] = ()
+    required_source_files: Annotated[tuple[_Path, ...], _NullIsAbsent] = ()
+    file_mappings: Annotated[tuple[SourceMapping, ...], _NullIsAbsent] = ()
     custom_materializer: _Path | None = None
     materializer_version: Annotated[str, BeforeValidator(str)] = "v1"
 

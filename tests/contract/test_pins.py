@@ -158,7 +158,7 @@ def test_a_need_that_floats_is_said_once(tmp_path: Path) -> None:
     (hub.overlay_folder / SCRIPT).write_text(f'snapshot_download("{NEEDS_REPO}")')
     text = registry(hub, need="floating: b", recipe="{name: python}")
 
-    assert codes(check_pins(subject_of(hub, tmp_path, registry=text))) == ["unpinned"]
+    assert codes(check_pins(subject_of(hub, tmp_path, registry=text))) == ["unpinned", "script-unpinned"]
 
 
 def test_known_scripts() -> None:
@@ -203,6 +203,28 @@ def test_another_script_under_a_native_recipe(tmp_path: Path, history: str) -> N
 def test_other_recipes_repeat_no_script(tmp_path: Path) -> None:
     """An entry that is built by the script itself has nothing to compare it with."""
     assert with_code(with_script(tmp_path, "print('other')", recipe="{name: python}"), "script-changed") == []
+
+
+def test_an_entry_that_runs_the_script_without_a_pin(tmp_path: Path) -> None:
+    """A note with the whole digest, which is what to pin; nothing for an entry that pins it, whatever its limits."""
+    text = "print('mine')"
+    [finding] = with_code(with_script(tmp_path, text, recipe="{name: python}"), "script-unpinned")
+
+    assert (finding.severity, finding.data["sha256"]) == ("note", sha256_of(text))
+    assert sha256_of(text) in finding.message
+    assert f"script: {{sha256: {sha256_of(text)}}}" in str(finding.fix)
+    pinned = f"{{name: python, script: {{sha256: {sha256_of(text)}}}, limits: {{time: 1h}}}}"
+    assert codes(check_pins(with_script(tmp_path / "pinned", text, recipe=pinned))) == []
+
+
+def test_another_script_than_the_entry_pins(tmp_path: Path) -> None:
+    """An error that names both: it would not run."""
+    recipe = f"{{name: python, script: {{sha256: {sha256_of('before')}}}}}"
+    [finding] = with_code(with_script(tmp_path, "after", recipe=recipe), "script-changed")
+
+    assert finding.severity == "error"
+    assert (finding.data["sha256"], finding.data["before"]) == (sha256_of("after"), sha256_of("before"))
+    assert sha256_of("before")[:12] in finding.message
 
 
 def test_a_script_too_large_to_be_one(tmp_path: Path) -> None:

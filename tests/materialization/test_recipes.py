@@ -69,7 +69,9 @@ def test_h07_a_community_file_is_folded_into_the_tiny_base(
     lora = load_file(hub.lora_file)
     modules = {name.removesuffix(".alpha") for name in lora if name.endswith(".alpha")}
     made, before = files_of(done.path), files_of(hub.source_folder)
-    assert set(made) == set(before) | {RECORD_NAME}
+    licences = {f"licenses/{VDN.replace('/', '__')}/LICENSE"}
+    assert set(made) == set(before) | {RECORD_NAME} | licences
+    assert {made[path] for path in licences} == {before["LICENSE"]}
     num_fused = 0
     for path in before:
         folder = "h3-base/transformer/"
@@ -175,7 +177,7 @@ def test_an_entry_that_needs_its_script_is_refused_before_any_request(
         for run in (materialize, plan):
             with pytest.raises(Untrusted) as caught:
                 run("tencent/Hy-Nomas", chosen)
-            assert (caught.value.code, caught.value.exit_status) == ("needs-sandboxed-runner", 7)
+            assert (caught.value.code, caught.value.exit_status) == ("script-not-pinned", 7)
         assert resolve("tencent/Hy-Nomas", chosen).state.name in ("absent", "unknown")
         assert server.requests == []
     assert not list(tmp_path.glob("root/.overlay/objects/*"))

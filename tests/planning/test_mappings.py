@@ -181,13 +181,13 @@ def test_a_component_that_the_model_index_names_must_be_made(hub: Path, plan_of:
         mapped(hub, plan_of, mapping, own={"model_index.json": index})
 
 
-def test_an_overlay_with_a_script_needs_the_sandboxed_runner(hub: Path, plan_of: Planner) -> None:
+def test_an_overlay_with_a_script_needs_it_pinned(hub: Path, plan_of: Planner) -> None:
     """Mappings alone would not make what it makes; and an entry that says ``python`` is refused without the overlay."""
     manifest = {"file_mappings": [{"src": "a.json"}], "custom_materializer": "_overlay/m.py"}
     add_repo(hub, "acme/source", commit("a"), SOURCE)
     with pytest.raises(Untrusted) as caught:
         plan_of("acme/source", mapping_options(hub, "python"))
-    assert (caught.value.code, caught.value.exit_status) == ("needs-sandboxed-runner", 7)
+    assert (caught.value.code, caught.value.exit_status) == ("script-not-pinned", 7)
     add_repo(hub, "acme/overlay", commit("b"), {"_overlay/overlay_manifest.json": json.dumps(manifest)})
     with pytest.raises(Untrusted):
         plan_of("acme/source", mapping_options(hub))

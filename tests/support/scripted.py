@@ -10,16 +10,47 @@ from typing import TYPE_CHECKING, Any
 
 from support.hubs import add_repo, commit, shard
 
+import overlay.sandbox
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
 from overlay.materialization.request import Options
+from overlay.sandbox import Ran, Sandbox
+from overlay.sandbox.outputs import checked_output
 
 if TYPE_CHECKING:
-    from overlay.demo.checkpoint import HubFolder
+    from collections.abc import Callable
 
-__all__ = ["MODEL", "PATH", "VDN_SCRIPT", "entry_text", "scripted_hub", "scripted_options", "vdn_options"]
+    import pytest
+
+    from overlay.demo.checkpoint import HubFolder
+    from overlay.sandbox import Job
+
+__all__ = [
+    "MODEL",
+    "PATH",
+    "SCRIPT",
+    "VDN_SCRIPT",
+    "StandIn",
+    "entry_text",
+    "scripted_hub",
+    "scripted_options",
+    "sha256",
+    "vdn_options",
+]
 
 MODEL = "acme/source"
 PATH = "_overlay/materialize.py"
+SCRIPT = """
+import shutil
+from pathlib import Path
+
+def materialize(*, overlay_dir, source_dir, output_dir, manifest):
+    out = Path(output_dir)
+    (out / "unet").mkdir()
+    data = (Path(source_dir) / "unet/w.safetensors").read_bytes()
+    (out / "unet/made.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    (out / "README.md").write_text("of the script")
+"""
+"""One weight with the last bit of the source's other than it was, and a README in the place of the overlay's."""
 INDEX = {"_class_name": "P", "_diffusers_version": "0", "unet": ["diffusers", "U"]}
 
 # The plain rebuild, called as a server calls a script, links as servers make them, and the needs from the Hub's client.
@@ -116,3 +147,22 @@ models:
     recipe: {{name: python, script: {{sha256: {sha256(script)}}}}}
 """)
     return Options(registry=registry, cache_root=folder / "root", hub=hub.root)
+
+
+class StandIn:
+    """In the place of the sandbox: calls the script here, unconfined, and counts how often. For tests of the rest."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.jobs: list[Job] = []
+        monkeypatch.setattr(overlay.sandbox, "sandboxes", lambda: (Sandbox("bubblewrap", None),))
+        monkeypatch.setattr(overlay.sandbox, "run", self.run)
+
+    def run(self, job: Job, _on_output: Callable[[str], None], *, sandbox: Sandbox | None = None) -> Ran:
+        assert sandbox is not None
+        self.jobs.append(job)
+        script: dict[str, Any] = {}
+        exec(job.script, script)  # noqa: S102 - a script of the tests
+        folders = {name: str(getattr(job, name)) for name in ("overlay_dir", "source_dir", "output_dir")}
+        script["materialize"](**folders, manifest=job.manifest)
+        files = checked_output(job.output_dir, (job.overlay_dir, job.source_dir, *job.readable))
+        return Ran(sandbox.name, 0.25, 2**20, "", files)

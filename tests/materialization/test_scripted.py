@@ -1,0 +1,548 @@
+"""Overlays that carry Python: what a script is given, what becomes of what it leaves, and when it runs at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hub_server import HubServer
+from support.hubs import add_repo, client_of, commit, shard
+from support.published_rule import files_of
+from support.scripted import MODEL, PATH, SCRIPT, StandIn, entry_text, scripted_hub, scripted_options, sha256
+
+import overlay.sandbox
+from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere, Untrusted
+from overlay.formats.header import read_header
+from overlay.materialization.materialize import materialize, plan
+from overlay.materialization.record import RECORD_NAME
+from overlay.materialization.survey import Counters
+from overlay.materialization.verify import verify
+from overlay.registry import load_registry
+from overlay.sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from overlay.materialization.request import Options
+
+MARKER = ".sglang_overlay_materialized.json"
+HEAD = "from pathlib import Path\n\n\ndef materialize(*, overlay_dir, source_dir, output_dir, manifest):\n"
+PLAIN = f"{HEAD}    out, source = Path(output_dir), Path(source_dir)\n"
+ENOUGH = (
+    "    (out / 'unet').mkdir(exist_ok=True)\n"
+    "    (out / 'unet/x.safetensors').write_bytes((source / 'unet/w.safetensors').read_bytes())\n"
+)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    """In the place of the sandbox."""
+    return StandIn(monkeypatch)
+
+
+def prepared(folder: Path, script: str = SCRIPT, *, manifest: dict[str, Any] | None = None, **said: Any) -> Options:
+    """A hub with this script, and options for it."""
+    scripted_hub(folder / "hub", script, **(manifest or {}))
+    return scripted_options(folder, script, **said)
+
+
+def tree_of(options: Options) -> dict[str, bytes]:
+    """Files of the published tree, beside the record and the marker."""
+    path = materialize(MODEL, options).path
+    assert path is not None
+    return {name: data for name, data in files_of(path).items() if name not in (RECORD_NAME, MARKER)}
+
+
+# What it is given, and what it gives
+
+
+def test_the_tree_is_what_the_script_leaves(tmp_path: Path, stand_in: StandIn) -> None:
+    """The overlay's own files, with the script's word last; a marker, a record, and nothing else."""
+    options = prepared(tmp_path)
+    done = materialize(MODEL, options)
+    assert done.path is not None
+    made = files_of(done.path)
+    expected = shard("w")[:-1] + bytes([shard("w")[-1] ^ 1])
+    assert made["unet/made.safetensors"] == expected
+    assert made["README.md"] == b"of the script"
+    assert sorted(made) == sorted([MARKER, "README.md", "model_index.json", RECORD_NAME, "unet/made.safetensors"])
+    assert (done.result, done.counters) == ("built", Counters(written=16))
+    assert verify(done.path, level="full").ok
+    record = json.loads(made[RECORD_NAME])
+    assert record["recipe"] == {"name": "python", "script": sha256(SCRIPT)}
+    assert {item["role"] for item in record["inputs"]} == {"given"}
+    [weights] = [item for item in record["outputs"] if item["path"] == "unet/made.safetensors"]
+    assert weights["digest"].startswith("sha256:")
+    assert [tensor["name"] for tensor in weights["tensors"]] == ["w"]
+    ran = record["run"]["script"]
+    assert (ran["sandbox"], ran["seconds"], ran["peak_memory"], ran["sha256"]) == (
+        "bubblewrap",
+        0.25,
+        2**20,
+        sha256(SCRIPT),
+    )
+    assert ran["environment"]["python"]
+    assert len(stand_in.jobs) == 1
+
+
+def test_a_script_finds_what_a_server_would_give_it(tmp_path: Path, stand_in: StandIn) -> None:
+    """The overlay's files, the source by the manifest's patterns, the output folder with mappings applied."""
+    seen = (
+        "    assert sorted(p.relative_to(overlay_dir).as_posix() for p in Path(overlay_dir).rglob('*') if p.is_file())"
+        " == ['README.md', '_overlay/materialize.py', '_overlay/overlay_manifest.json', 'model_index.json']\n"
+        "    assert sorted(p.relative_to(source).as_posix() for p in source.rglob('*') if p.is_file())"
+        " == ['unet/config.json', 'unet/w.safetensors']\n"
+        "    assert sorted(p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file())"
+        " == ['README.md', 'model_index.json', 'unet/config.json']\n"
+        "    assert manifest['of_the_script'] == [1, {'a': None}]\n"
+    )
+    manifest = {
+        "of_the_script": [1, {"a": None}],
+        "source_allow_patterns": ["unet/*"],
+        "file_mappings": [{"src": "unet/config.json", "dst": "unet/config.json"}],
+    }
+    made = tree_of(prepared(tmp_path, PLAIN + seen + ENOUGH, manifest=manifest))
+    assert made["unet/config.json"] == b"{}"
+    [job] = stand_in.jobs
+    assert job.script == (PLAIN + seen + ENOUGH).encode()
+    assert "HF_TOKEN" not in job.environ
+    assert job.environ["HF_HUB_OFFLINE"] == "1"
+    assert all(not path.is_relative_to(job.output_dir) for path in job.readable)
+
+
+def test_needs_are_a_hub_cache_without_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client finds a need at its commit without being told one: whole components, or the repo."""
+    stand_in = StandIn(monkeypatch)
+    add_repo(tmp_path / "hub", "acme/need", commit("c"), {"enc/a.json": "1", "enc/deep/b.txt": "2", "other.txt": "3"})
+    need = f"needs: [{{repo: acme/need, revision: {commit('c')}, components: [enc]}}]"
+    script = PLAIN + ENOUGH + "    (out / 'unet/config.json').write_text('x')\n"
+    tree_of(prepared(tmp_path, script, needs=need))
+    assert len(stand_in.jobs) == 1
+    assert not list((tmp_path / "root/.overlay/staging").iterdir())
+    lookup = (
+        "    import os\n"
+        "    from huggingface_hub import hf_hub_download, snapshot_download\n"
+        "    home = os.environ['NEEDS']\n"
+        "    found = Path(snapshot_download('acme/need', cache_dir=home, local_files_only=True))\n"
+        "    files = sorted(p.relative_to(found).as_posix() for p in found.rglob('*') if p.is_file())\n"
+        "    assert files == ['enc/a.json', 'enc/deep/b.txt'], files\n"
+        f"    assert found.name == '{commit('c')}'\n"
+        "    one = hf_hub_download('acme/need', 'enc/a.json', cache_dir=home, local_files_only=True)\n"
+        "    assert Path(one).read_text() == '1'\n"
+    )
+
+    class InEnvironment(StandIn):
+        def run(self, job: Any, on_output: Any, **sandbox: Any) -> Any:
+            monkeypatch.setenv("NEEDS", job.environ["HF_HUB_CACHE"])
+            return super().run(job, on_output, **sandbox)
+
+    assert InEnvironment(monkeypatch).jobs == []
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "hub/acme/need", other / "hub/acme/need")
+    tree_of(prepared(other, PLAIN + lookup + ENOUGH, needs=need))
+
+
+def test_wheels_come_first_on_the_path(tmp_path: Path, stand_in: StandIn) -> None:
+    """From the hub folder, held against their digest, kept as objects: asked for once."""
+    data, name = b"PK\x05\x06" + bytes(18), "helper-1.0-py3-none-any.whl"
+    need = f"needs: [{{wheel: {name}, sha256: {sha256_of(data)}}}]"
+    (tmp_path / "hub/wheels").mkdir(parents=True)
+    (tmp_path / "hub/wheels" / name).write_bytes(data)
+    options = prepared(tmp_path, needs=need)
+    done = materialize(MODEL, options)
+    assert done.path is not None
+    assert json.loads((done.path / RECORD_NAME).read_bytes())["recipe"]["wheels"] == [
+        f"{name}@sha256:{sha256_of(data)}"
+    ]
+    [job] = stand_in.jobs
+    assert job.python_path[0].name == name
+    assert job.python_path[0] in job.readable
+    (tmp_path / "hub/wheels" / name).unlink()
+    (tmp_path / "hub" / MODEL / commit("a") / "unet/config.json").write_text("[]")  # other inputs, so it has to run
+    shutil.rmtree(tmp_path / "root/.overlay/trees")
+    shutil.rmtree(tmp_path / "root/materialized_models")
+    assert materialize(MODEL, options).result == "built"
+    assert len(stand_in.jobs) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "code"), [(None, NotHere, "no-such-file"), (b"other", BrokenInput, "digest-mismatch")]
+)
+def test_a_wheel_that_is_not_the_pinned_one(
+    tmp_path: Path, stand_in: StandIn, content: bytes | None, error: type[Exception], code: str
+) -> None:
+    """Nothing runs, and the place is named."""
+    name = "helper-1.0-py3-none-any.whl"
+    options = prepared(tmp_path, needs=f"needs: [{{wheel: {name}, sha256: {'0' * 64}}}]")
+    if content is not None:
+        (tmp_path / "hub/wheels").mkdir()
+        (tmp_path / "hub/wheels" / name).write_bytes(content)
+    with pytest.raises(error, match=name) as caught:
+        materialize(MODEL, options)
+    assert caught.value.code == code  # type: ignore[attr-defined]
+    assert stand_in.jobs == []
+
+
+def sha256_of(data: bytes) -> str:
+    """Of bytes."""
+    import hashlib
+
+    return hashlib.sha256(data).hexdigest()
+
+
+def again(folder: Path, options: Options) -> None:
+    """Remove what is published, so that only objects and action entries are left; and build once more."""
+    shutil.rmtree(folder / "root/.overlay/trees")
+    shutil.rmtree(folder / "root/materialized_models")
+    assert materialize(MODEL, options).result == "reused"
+
+
+# When it runs
+
+
+def test_it_runs_once(tmp_path: Path, stand_in: StandIn) -> None:
+    """Not for a model that is there; nor where the objects are; the same tree by the same name."""
+    options = prepared(tmp_path)
+    first = materialize(MODEL, options)
+    assert materialize(MODEL, options).result == "present"
+    again(tmp_path, options)
+    second = materialize(MODEL, options)
+    assert (second.path, second.counters) == (first.path, Counters())
+    assert plan(MODEL, options).is_present
+    assert len(stand_in.jobs) == 1
+
+
+def test_limits_are_no_property_of_the_output(tmp_path: Path, stand_in: StandIn) -> None:
+    """Another limit: the model is there as it was, and what a script may take reaches the sandbox."""
+    options = prepared(tmp_path, limits=", limits: {time: 2m, memory: 1GiB, processes: 7, disk: 3MB}")
+    materialize(MODEL, options)
+    [job] = stand_in.jobs
+    limits = (job.limits.seconds, job.limits.memory, job.limits.processes, job.limits.disk)
+    assert limits == (120, 2**30, 7, 3_000_000)
+    options = scripted_options(tmp_path, SCRIPT, limits=", limits: {time: 1h}")
+    assert materialize(MODEL, options).result == "present"
+    again(tmp_path, options)
+    assert len(stand_in.jobs) == 1
+
+
+def edited(path: str) -> Callable[[Path], None]:
+    """A change of one file of the hub folder."""
+    return lambda hub: (hub / path).write_text("changed")
+
+
+@pytest.mark.parametrize(
+    ("change", "runs"),
+    [
+        (edited(f"{MODEL}/{commit('a')}/unet/config.json"), 2),
+        (edited(f"acme/overlay/{commit('b')}/README.md"), 2),
+        (edited(f"{MODEL}/{commit('a')}/x.onnx"), 1),
+    ],
+    ids=["source", "overlay", "what no server fetches"],
+)
+def test_other_inputs_are_another_run(
+    tmp_path: Path, stand_in: StandIn, change: Callable[[Path], None], runs: int
+) -> None:
+    """Whatever a script may read decides, and nothing else."""
+    options = prepared(tmp_path)
+    materialize(MODEL, options)
+    change(tmp_path / "hub")
+    shutil.rmtree(tmp_path / "root/.overlay/trees")
+    shutil.rmtree(tmp_path / "root/materialized_models")
+    materialize(MODEL, options)
+    assert len(stand_in.jobs) == runs
+
+
+def test_another_torch_is_another_run(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what a script's arithmetic hangs on; a tree that is there is not thrown away for it."""
+    import overlay.planning.scripted as planned
+
+    options = prepared(tmp_path)
+    materialize(MODEL, options)
+    monkeypatch.setattr(planned, "environment", lambda: {"torch": "9"})
+    assert materialize(MODEL, options).result == "present"
+    shutil.rmtree(tmp_path / "root/.overlay/trees")
+    shutil.rmtree(tmp_path / "root/materialized_models")
+    assert materialize(MODEL, options).result == "built"
+    assert len(stand_in.jobs) == 2
+
+
+@pytest.mark.parametrize("damage", ["object", "entry"])
+def test_what_was_left_is_believed_only_whole(tmp_path: Path, stand_in: StandIn, damage: str) -> None:
+    """An object that is gone, or an entry that lists nonsense: the script runs once more."""
+    options = prepared(tmp_path)
+    first = materialize(MODEL, options).path
+    assert first is not None
+    own = tmp_path / "root/.overlay"
+    if damage == "object":
+        for path in own.glob("objects/*/*/*"):
+            if path.read_bytes() == b"of the script":
+                path.unlink()
+    else:
+        from overlay.cache import Cache
+        from overlay.materialization.scripted import _left_before
+
+        listed = [[], None, [{}], [{"path": "../x", "digest": "sha256:" + "0" * 64, "size": 0}], [3]]
+        cache = Cache.open(tmp_path / "root", create=False)
+        made = replace(plan(MODEL, options).plan, given=())
+        unsound = [_left_before(files, made, cache) for files in listed]
+        assert unsound == [[], None, None, None, None]
+        for path in own.glob("actions/*/*"):
+            path.write_bytes(b"{}")
+    shutil.rmtree(own / "trees")
+    shutil.rmtree(tmp_path / "root/materialized_models")
+    assert materialize(MODEL, options).path == first
+    assert len(stand_in.jobs) == 2
+
+
+def test_a_script_that_fails_leaves_nothing(tmp_path: Path, stand_in: StandIn) -> None:
+    """No object of it, no location, no staging; and what is corrected runs."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    options = prepared(tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlay.sandbox, "run", fail)
+        with pytest.raises(KeyboardInterrupt):
+            materialize(MODEL, options)
+    left = [path for path in (tmp_path / "root").rglob("*") if path.is_file()]
+    assert not [path for path in left if {"objects", "trees", "staging", "materialized_models"} & {*path.parts}]
+    assert materialize(MODEL, options).result == "built"
+    assert len(stand_in.jobs) == 1
+
+
+# Whether it may run
+
+
+def test_no_script_runs_that_is_not_pinned(tmp_path: Path, stand_in: StandIn) -> None:
+    """Without a pin, or with that of another script: status 7, and what to do."""
+    options = prepared(tmp_path)
+    for script, code in ((None, "script-not-pinned"), ("another", "script-differs")):
+        chosen = scripted_options(tmp_path, script)
+        for run in (materialize, plan):
+            with pytest.raises(Untrusted) as caught:
+                run(MODEL, chosen)
+            assert (caught.value.code, caught.value.exit_status) == (code, 7)
+            assert caught.value.hint
+    assert sha256(SCRIPT) in str(caught.value)
+    assert stand_in.jobs == []
+    assert materialize(MODEL, scripted_options(tmp_path, SCRIPT)).result == "built"
+    assert options.registry is not None
+
+
+def test_a_registry_that_was_found_enables_nothing(
+    tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that one stands in may pin a script; to run it takes a word, or the file's name."""
+    options = prepared(tmp_path)
+    (tmp_path / "work/deep").mkdir(parents=True)
+    (tmp_path / "work/registry.yaml").write_text(entry_text(SCRIPT))
+    monkeypatch.chdir(tmp_path / "work/deep")
+    monkeypatch.delenv("OVERLAY_REGISTRY", raising=False)
+    found = replace(options, registry=None)
+    assert load_registry().is_found
+    for run in (plan, materialize):
+        with pytest.raises(Untrusted, match="found from the working directory") as caught:
+            run(MODEL, found)
+        assert caught.value.code == "script-not-allowed"
+        assert "--allow-script" in str(caught.value.hint)
+    assert stand_in.jobs == []
+    assert materialize(MODEL, replace(found, allow_script=True)).result == "built"
+    assert materialize(MODEL, found).result == "present"  # nothing has to run
+    monkeypatch.setenv("OVERLAY_REGISTRY", str(tmp_path / "work/registry.yaml"))
+    assert not load_registry().is_found
+    shutil.rmtree(tmp_path / "root")
+    assert materialize(MODEL, found).result == "built"
+
+
+def test_without_a_sandbox_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Status 7 before a weight moves, with what each sandbox lacks and how to build elsewhere."""
+    scripted_hub(tmp_path / "hub", SCRIPT)
+    monkeypatch.setattr(
+        overlay.sandbox, "sandboxes", lambda: (Sandbox("bubblewrap", "no bwrap"), Sandbox("landlock", "too old"))
+    )
+    with HubServer(tmp_path / "hub") as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        options = replace(scripted_options(tmp_path, SCRIPT), hub=None)
+        for run in (plan, materialize):
+            with pytest.raises(Untrusted, match=r"bubblewrap: no bwrap; landlock: too old") as caught:
+                run(MODEL, options)
+            assert (caught.value.code, caught.value.exit_status) == ("sandbox-unavailable", 7)
+        assert sum(request.payload for request in server.requests) == 0
+
+
+def test_from_the_hub_inputs_are_fetched_checked_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn
+) -> None:
+    """What a dry run counts as downloaded is what the run brings, and the script gets the very files."""
+    scripted_hub(tmp_path / "hub", SCRIPT)
+    with HubServer(tmp_path / "hub") as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        options = replace(scripted_options(tmp_path, SCRIPT), hub=None)
+        planned = plan(MODEL, options)
+        assert planned.counters == Counters(downloaded=16)
+        done = materialize(MODEL, options)
+        assert done.counters == Counters(downloaded=16, written=16)
+        assert done.path is not None
+        [job] = stand_in.jobs
+        assert {path.name for path in job.readable if "blobs" in path.parts}
+        again(tmp_path, options)
+    assert len(stand_in.jobs) == 1
+
+
+def test_a_dry_run_says_what_would_run(tmp_path: Path, stand_in: StandIn) -> None:
+    """The script's digest and the sandbox; its limit on disk counts as room; and nothing runs."""
+    work = plan(MODEL, prepared(tmp_path, limits=", limits: {disk: 5GB}"))
+    [note] = [note for note in work.notes if sha256(SCRIPT) in note]
+    assert "in bubblewrap" in note
+    assert "5.0 GB" in note
+    assert work.room >= 5_000_000_000
+    assert not work.is_done
+    assert stand_in.jobs == []
+
+
+def test_its_disk_limit_must_fit(tmp_path: Path, stand_in: StandIn) -> None:
+    """Refused before anything runs."""
+    with pytest.raises(CannotWrite) as caught:
+        materialize(MODEL, prepared(tmp_path, limits=", limits: {disk: 5000TB}"))
+    assert caught.value.code == "no-room"
+    assert stand_in.jobs == []
+
+
+def test_a_script_makes_all_or_nothing(tmp_path: Path, stand_in: StandIn) -> None:
+    """There is no part of its tree to ask for."""
+    with pytest.raises(InvalidUsage) as caught:
+        materialize(MODEL, prepared(tmp_path, only=("unet",)))
+    assert caught.value.code == "option-conflict"
+    assert stand_in.jobs == []
+
+
+# What it leaves
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    (out / 'model_index.json').unlink()\n", "model_index.json"),
+        ("    pass\n", "no folder for what model_index.json names: unet"),
+        ("    (out / 'model_index.json').write_text('{')\n" + ENOUGH, "model_index.json"),
+        (ENOUGH + "    (out / 'unet/y.safetensors').write_bytes(b'short')\n", "y.safetensors"),
+        (ENOUGH + "    (out / 'unet/y.bin').write_bytes(b'')\n", "y.bin"),
+        (ENOUGH + "    (out / 'y').symlink_to('/etc/passwd')\n", "/etc/passwd"),
+        (ENOUGH + "    import os; os.mkfifo(out / 'y')\n", "pipe"),
+        (ENOUGH + "    (out / 'a\\\\b').write_text('x')\n", "backslash"),
+    ],
+    ids=["no index", "no component", "broken index", "broken weights", "pickle", "link out", "pipe", "bad name"],
+)
+def test_what_may_not_be_taken_over(tmp_path: Path, stand_in: StandIn, body: str, words: str) -> None:
+    """It is named, and nothing is published or kept."""
+    with pytest.raises(BrokenInput) as caught:
+        materialize(MODEL, prepared(tmp_path, PLAIN + body))
+    assert caught.value.code == "script-output"
+    assert words in str(caught.value)
+    assert len(stand_in.jobs) == 1
+    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/materialized_models/*")]
+
+
+def test_links_and_copies_of_inputs_are_carried(tmp_path: Path, stand_in: StandIn) -> None:
+    """As a recipe's own would be: by the link policy, and named in the record; what is linked inside is a file."""
+    body = (
+        "    import shutil\n"
+        "    (out / 'unet').mkdir()\n"
+        "    (out / 'unet/linked.safetensors').symlink_to((source / 'unet/w.safetensors').resolve())\n"
+        "    shutil.copy(source / 'unet/w.safetensors', out / 'unet/copied.safetensors')\n"
+        "    (out / 'unet/config.json').symlink_to(source / 'unet/config.json')\n"
+        "    (out / 'own.json').symlink_to(Path(overlay_dir) / 'model_index.json')\n"
+        "    (out / 'second.md').symlink_to('README.md')\n"
+        f"    (out / '{MARKER}').write_text('mine')\n"
+        f"    (out / '{RECORD_NAME}').write_text('mine')\n"
+    )
+    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
+    assert done.path is not None
+    made = files_of(done.path)
+    assert made["unet/linked.safetensors"] == made["unet/copied.safetensors"] == shard("w")
+    assert made["own.json"] == made["model_index.json"]
+    assert made["second.md"] == b"of the overlay"
+    assert b"mine" not in (made[MARKER], made[RECORD_NAME])
+    record = json.loads(made[RECORD_NAME])
+    assert sorted(record["run"]["claimed"]) == [
+        "unet/config.json",
+        "unet/copied.safetensors",
+        "unet/linked.safetensors",
+    ]
+    assert not [path for path in done.path.rglob("*") if path.is_symlink()]
+    assert verify(done.path, level="full").ok
+    again(tmp_path, scripted_options(tmp_path, PLAIN + body))
+    assert len(stand_in.jobs) == 1
+
+
+def test_a_second_name_costs_nothing(tmp_path: Path, stand_in: StandIn) -> None:
+    """Of weights that were written: one inode in the tree, one payload; small files keep inodes of their own."""
+    body = (
+        "    import os\n"
+        "    (out / 'unet/deep').mkdir(parents=True)\n"
+        "    data = (source / 'unet/w.safetensors').read_bytes()\n"
+        "    (out / 'unet/a.safetensors').write_bytes(data[:-1] + b'!')\n"
+        "    os.link(out / 'unet/a.safetensors', out / 'unet/deep/b.safetensors')\n"
+        "    (out / 'unet/c.json').write_text('{}')\n"
+        "    os.link(out / 'unet/c.json', out / 'unet/d.json')\n"
+    )
+    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
+    assert done.path is not None
+    unet = done.path / "unet"
+    assert (unet / "a.safetensors").samefile(unet / "deep/b.safetensors")
+    assert not (unet / "c.json").samefile(unet / "d.json")
+    assert (unet / "d.json").read_text() == "{}"
+    assert done.counters == Counters(written=16)
+    assert verify(done.path, level="full").ok
+    assert len(stand_in.jobs) == 1
+
+
+def test_modes_are_the_umasks(tmp_path: Path, stand_in: StandIn) -> None:
+    """Whatever mode a script gave a file."""
+    body = ENOUGH + "    (out / 'unet/x.json').write_text('x')\n    (out / 'unet/x.json').chmod(0o755)\n"
+    body += "    data = (source / 'unet/w.safetensors').read_bytes()[:-1] + b'!'\n"
+    body += "    (out / 'unet/y.safetensors').write_bytes(data)\n    (out / 'unet/y.safetensors').chmod(0o600)\n"
+    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
+    assert done.path is not None
+    modes = {path.stat().st_mode & 0o777 for path in (done.path / "unet").iterdir()}
+    assert modes == {(done.path / RECORD_NAME).stat().st_mode & 0o777}
+    assert read_header(done.path / "unet/y.safetensors").tensors
+    assert len(stand_in.jobs) == 1
+
+
+# The lock
+
+
+def test_a_lock_holds_inputs_and_output(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked with its output, the same build passes; a script that gives other bytes is refused, and runs again."""
+    from overlay.cli._main import run
+
+    options = prepared(tmp_path, PLAIN + "    import os\n" + ENOUGH + "    (out / 'n').write_text(os.environ['N'])\n")
+    monkeypatch.setenv("N", "1")
+    done = materialize(MODEL, options)
+    flags = ["--registry", str(options.registry), "--cache-root", str(options.cache_root), "--hub", str(options.hub)]
+    assert run(["lock", MODEL, "--from-build", str(done.path), *flags, "-q"]) == 0
+    locked = json.loads((tmp_path / "registry.lock").read_bytes())["models"][MODEL]
+    assert sorted(locked["repos"][MODEL]["files"]) == ["unet/config.json", "unet/w.safetensors", "x.bin"]
+    assert run(["check", MODEL, *flags, "-q"]) == 0
+    assert materialize(MODEL, options).result == "present"
+    again(tmp_path, options)
+    shutil.rmtree(tmp_path / "root")
+    assert materialize(MODEL, options).result == "built"
+    shutil.rmtree(tmp_path / "root")
+    monkeypatch.setenv("N", "2")
+    with pytest.raises(CheckFailed, match="n") as caught:
+        materialize(MODEL, options)
+    assert caught.value.code == "output-differs"
+    monkeypatch.setenv("N", "1")
+    assert materialize(MODEL, options).result == "built"
+    assert len(stand_in.jobs) == 4
+    (tmp_path / "hub" / MODEL / commit("a") / "unet/config.json").write_text("[ ]")
+    shutil.rmtree(tmp_path / "root")
+    with pytest.raises(BrokenInput) as changed:
+        materialize(MODEL, options)
+    assert changed.value.code == "lock-differs"
+    assert PATH.startswith("_overlay/")
