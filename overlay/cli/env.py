@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -89,7 +88,7 @@ def env(common: Common, model: str, by: By | None, form: Form, rule: str, server
         else overlay.resolve(model, options)
     )
     start = _by_path(found, options) if by == "path" else _by_name(found, model, options)
-    notes = tuple(_notes(common, found, start, server, rule))
+    notes = tuple(_notes(common, model, found, start, server, rule_flags(rule)))
     document = Launched(
         start.model,
         start.server,
@@ -154,17 +153,18 @@ def _by_name(found: overlay.Resolved, model: str, options: overlay.Options) -> S
             hint="serve by path: leave out --by name and --with-override",
             model=model,
         )
-    folders = [] if source is None else [source]
-    given = str(source or entry.model)
+    given, folders = str(source or entry.model), [source] if source else []
+    told = entry.server
+    if told and not told.of_entry and told.overlay_repo_id == model:
+        given = model  # an overlay that was named itself: the server's key holds it as it is spelt
     if entry.overlay.revision == LOCAL:
-        overlay_folder = entry.overlay.repo
-        if not server.with_override and entry.place.file.startswith(overlay_folder):
-            given = overlay_folder = model  # it was named itself, and the server's key holds it as it is spelt
-        folders.append(Path(overlay_folder))
+        folders.append(Path(model if given == model else entry.overlay.repo))
     return by_name(entry, server, given, folders, open_cache(options, create=False).root.path, hub_cache())
 
 
-def _notes(common: Common, found: overlay.Resolved, start: Start, server: Server, rule: str) -> Iterator[str]:
+def _notes(
+    common: Common, model: str, found: overlay.Resolved, start: Start, server: Server, flags: tuple[str, ...]
+) -> Iterator[str]:
     """What keeps the server from doing what is meant, as far as that can be told from here."""
     from overlay.registry.load import is_packaged
 
@@ -176,9 +176,10 @@ def _notes(common: Common, found: overlay.Resolved, start: Start, server: Server
         yield from _notes_by_path(entry, found.state.tree, server)
         return
     if found.state.name != "present":
-        command = common.command("prewarm", entry.model, "--stage-source", *rule_flags(rule), *server_flags(server))
+        command = common.command("prewarm", model, "--stage-source", *flags, *server_flags(server))
         yield f"{found.state.name}: the server would build it by itself; before it starts: {command}"
     yield from _notes_by_name(entry, server)
+    yield f"what this server finds, and what not: {common.command('check', model, *server_flags(server))}"
 
 
 def _notes_by_path(entry: Entry, tree: Path | None, server: Server) -> Iterator[str]:
@@ -201,7 +202,6 @@ def _notes_by_name(entry: Entry, server: Server) -> Iterator[str]:
     from overlay.consumers import sglang
 
     release = sglang.release_of(server.version)
-    if not server.with_override and entry.model not in sglang.built_in(release.version):
+    is_told = entry.server is not None and (server.with_override or not entry.server.of_entry)
+    if not is_told and entry.model not in sglang.built_in(release.version):
         yield f"{server} has no overlay built in for {entry.model}: it needs --with-override, or to be served by path"
-    check = shlex.join(["overlay", "check", entry.model, *server_flags(server)])
-    yield f"what this server finds, and what not: {check}"
