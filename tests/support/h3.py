@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from support.tensors import Tensor
 
 H3_REPO, ADAPTER_REPO, NATIVE_MODEL = "MiniMaxAI/MiniMax-H3", "acme/turbo", "acme/h3-turbo"
-LAYERS, REFINERS, HEADS, DIM, HIDDEN, FFN, TEXT, TIME, FREQ, ROPE = 2, 1, 2, 3, 4, 5, 3, 2, 4, 3
+LAYERS, REFINERS, HEADS, DIM, HIDDEN, FFN, TEXT, TIME, FREQ, ROPE = 2, 1, 2, 3, 4, 5, 3, 2, 4, 4
 IN_CHANNELS, AUDIO = 2, 3
 CONFIG: dict[str, Any] = {
     "_class_name": "MiniMaxH3Transformer3DModel",
