@@ -155,7 +155,7 @@ def _by_name(found: overlay.Resolved, model: str, options: overlay.Options) -> S
         )
     given, folders = str(source or entry.model), [source] if source else []
     told = entry.server
-    if told and not told.of_entry and told.overlay_repo_id == model:
+    if told and told.overlay_repo_id == model:
         given = model  # an overlay that was named itself: the server's key holds it as it is spelt
     if entry.overlay.revision == LOCAL:
         folders.append(Path(model if given == model else entry.overlay.repo))
@@ -184,6 +184,7 @@ def _notes(
 
 def _notes_by_path(entry: Entry, tree: Path | None, server: Server) -> Iterator[str]:
     from overlay.consumers import sglang
+    from overlay.consumers.launch import native_partitions
 
     if tree is None:
         return
@@ -191,11 +192,17 @@ def _notes_by_path(entry: Entry, tree: Path | None, server: Server) -> Iterator[
         release = sglang.release_of(server.version)
         if taken := sglang.source_at(tree, sglang.built_in(release.version), release):
             yield f"{server} takes a folder at {tree} for the source of {taken}; move the cache root"
-    elif entry.recipe.name == "vdn-h3" and not any((tree / part).is_dir() for part in ("FL2VA", "Ref2VA")):
+        return
+    partitions = native_partitions(tree)
+    if entry.recipe.name == "vdn-h3" and not partitions:
         yield (
             "vllm-omni reads this family in the native layout, below FL2VA/ or Ref2VA/; this directory has the"
             " Diffusers layout, which it cannot load"
         )
+    for other in partitions[1:]:
+        yield f"the partition {other.name} lies beside it: {other}"
+    if any(next(folder.rglob("*.py"), None) for folder in partitions):
+        yield "it holds Python of its release: add --trust-remote-code if you trust that; no registry does it for you"
 
 
 def _notes_by_name(entry: Entry, server: Server) -> Iterator[str]:

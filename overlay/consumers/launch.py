@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from overlay.consumers.server import Server
     from overlay.registry import Entry
 
-__all__ = ["OVERRIDE", "ROOT", "Start", "by_name", "by_path", "exported"]
+__all__ = ["OVERRIDE", "ROOT", "Start", "by_name", "by_path", "exported", "native_partitions"]
 
 OVERRIDE = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
 ROOT = "SGLANG_DIFFUSION_CACHE_ROOT"
@@ -62,10 +62,16 @@ def by_path(entry: Entry, server: Server, tree: Path, root: Path) -> Start:
     """Start a server on a directory: no source, no Hub and no key.
 
     Args:
-        tree: The materialization.
+        tree: The materialization. In the native layout vLLM-Omni is given the first of its partitions.
         root: The cache root that it lies in.
     """
-    return _start(entry, server, "path", str(tree), _OFFLINE, [root])
+    partitions = native_partitions(tree) if server.name == "vllm-omni" else []
+    return _start(entry, server, "path", str(partitions[0] if partitions else tree), _OFFLINE, [root])
+
+
+def native_partitions(tree: Path) -> list[Path]:
+    """Folders of a tree that are each a model of their own, as MiniMax releases them; none in another layout."""
+    return [tree / name for name in ("FL2VA", "Ref2VA") if (tree / name / "model_index.json").is_file()]
 
 
 def by_name(entry: Entry, server: Server, given: str, folders: Sequence[Path], root: Path, hub_cache: Path) -> Start:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Any
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.demo_hub import MODEL, World, make_built_world, make_world
 
 from overlay.cli._main import run
 from overlay.consumers.launch import OVERRIDE, ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +142,24 @@ def test_vllm_omni_reads_another_layout(world: World, document: Any) -> None:
     start = document("env", "env", MODEL, "--for", "vllm-omni")
     assert start["command"][:2] + start["command"][3:] == ["vllm-omni", "serve", "--omni"]
     assert any("native layout" in note for note in start["notes"])
+
+
+def test_vllm_omni_on_the_native_layout(
+    made: World, world: World, document: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given the first partition; the other one, and Python that comes along, are told."""
+    shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
+    monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
+    tree = Path(document("path", "path", MODEL)["path"])
+    for partition in ("FL2VA", "Ref2VA"):
+        (tree / partition).mkdir()
+        (tree / partition / "model_index.json").touch()
+    (tree / "FL2VA/vae.py").touch()
+    monkeypatch.setattr("overlay.materialization.state.quick_problems", lambda *_: [])
+    start = document("env", "env", MODEL, "--for", "vllm-omni")
+    assert start["command"][2] == str(tree / "FL2VA")
+    assert [note.split()[0] for note in start["notes"]] == ["the", "it"]
+    assert "--trust-remote-code" not in start["command"]
 
 
 def test_launch_data_of_a_project_are_said_to_be(

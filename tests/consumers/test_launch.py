@@ -239,3 +239,16 @@ def test_a_container_has_another_working_directory(form: Any) -> None:
     """A relative folder is refused where it would be another one."""
     with pytest.raises(InvalidUsage, match="relative"):
         lines_of(start_of("./overlay"), form)
+
+
+def test_vllm_omni_is_given_a_partition(entries: dict[str, Entry], tmp_path: Path) -> None:
+    """In the native layout the model is a folder of the tree; sglang, and any other layout, get the tree."""
+    for name in ("Ref2VA", "FL2VA"):
+        (tmp_path / name).mkdir()
+    entry = entries["acme/model"]
+    assert by_path(entry, Server("vllm-omni"), tmp_path, tmp_path).command[2] == str(tmp_path)
+    (tmp_path / "Ref2VA/model_index.json").touch()
+    assert by_path(entry, Server("vllm-omni"), tmp_path, tmp_path).command[2] == str(tmp_path / "Ref2VA")
+    (tmp_path / "FL2VA/model_index.json").touch()
+    assert by_path(entry, Server("vllm-omni"), tmp_path, tmp_path).command[2] == str(tmp_path / "FL2VA")
+    assert by_path(entry, Server("sglang"), tmp_path, tmp_path).command[3] == str(tmp_path)
