@@ -67,12 +67,6 @@ def find_target(target: str, registry: Registry, options: Options) -> Target:
         except InvalidUsage as error:
             if error.code != "unknown-folder":
                 raise
-        raise NotHere(
-            f"{folder}: has no {MARKER_NAME}, so no server finished it",
-            code="no-marker",
-            hint="name the folder that a server made under materialized_models, or the model",
-            where=str(folder),
-        )
     folder = folder.resolve()
     model = read_marker(folder)["source_model_id"]
     if model not in registry.entries:
@@ -90,10 +84,18 @@ def read_marker(folder: Path) -> Mapping[str, str | None]:
     """The marker that a server left in a folder, every field a text; ``source_revision`` may be None.
 
     Raises:
+        NotHere: There is none: a server writes it last.
         BrokenInput: It is no such marker.
         OverlayError: It cannot be read (``formats.local``).
     """
     path = folder / MARKER_NAME
+    if not os.path.lexists(path):
+        raise NotHere(
+            f"{folder}: has no {MARKER_NAME}, so no server finished it",
+            code="no-marker",
+            hint="name a folder that a server finished, or move this one away and build the model (overlay prewarm)",
+            where=str(folder),
+        )
     document = parse_object(read_small_file(path, _LONGEST_MARKER), str(path))
     wrong = {name for name, value in document.items() if not isinstance(value, str)}
     wrong -= {"source_revision"} if document.get("source_revision", "") is None else set()
@@ -115,7 +117,7 @@ def check_marker(folder: Path, plan: Plan) -> None:
 
     Raises:
         CheckFailed: They differ; every such field is named.
-        BrokenInput: As :func:`read_marker`.
+        OverlayError: As :func:`read_marker`.
     """
     [expected] = [
         parse_object(output.data, MARKER_NAME)

@@ -19,6 +19,7 @@ from hub_server import HubServer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support.children import end_child, in_child, mount_tmpfs, own_mounts, start_child
+from support.faults import fail_from
 from support.hubs import client_of
 from support.locks import lock_of, write_lock
 from support.models import VDN, options, vdn_registry
@@ -299,11 +300,10 @@ def test_a_folder_without_a_marker_is_no_servers(served: Served) -> None:
     """A server writes it last, so an unfinished tree has none."""
     (served.folder / MARKER).unlink()
     before = served.seen()
-    with pytest.raises(NotHere) as caught:
-        adopt(str(served.folder), served.options())
-    assert caught.value.code == "no-marker"
-    with pytest.raises(NotHere, match="no such file"):
-        adopt(VDN, served.options())
+    for target in (VDN, str(served.folder)):
+        with pytest.raises(NotHere) as caught:
+            adopt(target, served.options())
+        assert caught.value.code == "no-marker"
     assert served.seen() == before
 
 
@@ -789,6 +789,34 @@ def test_a_kill_at_a_chosen_moment_leaves_a_model(served: Served, monkeypatch: p
     assert done.result == ("present" if is_ours else "adopted")
     assert done.path.name == served.built.tree.name
     assert verify(served.folder).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("swap", ["exchange", "two renames"])
+def test_a_disk_that_refuses_from_some_step_on_leaves_a_model(
+    served: Served, monkeypatch: pytest.MonkeyPatch, swap: str
+) -> None:
+    """Whichever step it is: the server's folder as it was, or our tree, whole; and an error that says what to do."""
+    if swap != "exchange":
+        monkeypatch.setattr(overlay.cache.replacing, "_exchange", no_exchange)
+    before = served.seen()
+
+    def fail(step: int) -> str:
+        failing = fail_from(step, errno.ENOSPC)
+        try:
+            return f"{adopt(VDN, served.options()).result} {failing.hits}"
+        except CannotWrite as error:
+            return error.code
+
+    step, outcomes = 0, []
+    while not served.folder.is_symlink():
+        outcomes.append(in_child(lambda at=step: fail(at)))
+        if not served.folder.is_symlink():
+            assert served.seen() == before
+        step += 17
+    assert verify(served.folder).ok
+    assert len(outcomes) > 5
+    assert set(outcomes[:-1]) <= {"no-room", "link-impossible"}  # by the link that is tried first
 
 
 def test_no_room_is_said_before_anything_is_compared(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
