@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["Filesystem", "Probe", "RootReport", "filesystem_of", "probe_root"]
+__all__ = ["LAYERED", "Filesystem", "Probe", "RootReport", "filesystem_of", "probe_root"]
 
-_LAYERED = {"overlay", "aufs", "fuse.fuse-overlayfs"}
+LAYERED = {"overlay", "aufs", "fuse.fuse-overlayfs"}
+"""Kinds of filesystem that copy a file of a lower layer whole before they link it."""
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 _SEARCHED = 1000
 
@@ -97,7 +98,7 @@ def filesystem_of(path: Path) -> Filesystem:
         kind=kind,
         mount_point=mount_point,
         read_only=bool(room.f_flag & os.ST_RDONLY),
-        container_layer=kind in _LAYERED and mount_point == "/",
+        container_layer=kind in LAYERED and mount_point == "/",
         free=room.f_bavail * room.f_frsize,
         total=room.f_blocks * room.f_frsize,
     )

@@ -254,4 +254,4 @@ def _work(plan: Plan, sources: _Sources, links: Links) -> Work:
 
     steps = tuple(step(output) for output in plan.outputs if isinstance(output, SafetensorsFile | CarriedFile))
     links.require_possible()
-    return Work(plan, steps, (), counters_of(steps), sum(step.size for step in steps if step.how in ("build", "copy")))
+    return Work(plan, steps, (), counters_of(steps), sum(step.room for step in steps))

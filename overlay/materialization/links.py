@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from overlay.cache.disk import free_room
 from overlay.cache.links import SMALL_FILE, is_small, ways, ways_into_tree
 from overlay.cache.outlook import LinkOutlook, link_outlook, outlook_within, sample_of
+from overlay.cache.probe import LAYERED, filesystem_of
 from overlay.errors import CannotWrite, OverlayError
 from overlay.formats.wording import counted, format_bytes
 
@@ -37,11 +38,14 @@ class Way:
         why: What keeps it from a cheaper way; empty where nothing does.
         tried: False where nothing could be tried: ``how`` is then the dearest way that is allowed, and the run takes
             the first that works.
+        takes_room: Whether it needs the room of a copy; so do hardlinks on the layers of a container, which copy a file
+            of a lower layer whole before they link it.
     """
 
     how: How
     why: str = ""
     tried: bool = True
+    takes_room: bool = False
 
 
 class Links:
@@ -60,6 +64,7 @@ class Links:
         self._in_store = [repo for repo in repos if repo.shared_store]
         self._tried: dict[tuple[object, ...], LinkOutlook] = {}
         self._samples: dict[str, Path | None] = {}
+        self._layered: dict[Path, bool] = {}
         self._refused: list[tuple[Path, str]] = []
 
     def of_repo(self, repo: Repo, path: str, size: int) -> Way:
@@ -70,16 +75,17 @@ class Links:
         """How a file like the one at ``place`` will come in; None where there is none to try with."""
         allowed = ways(self._mode, shared_store=shared_store, size=size)
         if allowed == ("copy",):
-            return Way("copy", ASKED_FOR)
+            return Way("copy", ASKED_FOR, takes_room=True)
         outlook = self._outlook(place, allowed) if place else LinkOutlook(None, _NOTHING_HERE, tried=False)
         if outlook.how is None:
             if place and outlook.tried:
                 self._refused.append((place, outlook.why))
-            return Way(allowed[-1], outlook.why, tried=False)
+            return Way(allowed[-1], outlook.why, tried=False, takes_room=True)
         why = outlook.why
         if outlook.how == "copy" and "hardlink" not in allowed:
             why += f"; no hardlink: {_not_shared(shared_store=shared_store)}"
-        return Way(outlook.how, why)
+        layered = outlook.how == "hardlink" and place is not None and self._is_layered(place)
+        return Way(outlook.how, why, takes_room=layered or outlook.how == "copy")
 
     def require_possible(self) -> None:
         """Refuse a job whose files cannot be linked as was asked for.
@@ -110,11 +116,20 @@ class Links:
         return self._within(("hardlink", "reflink", "copy")).how == "copy"
 
     def notes(self) -> tuple[str, ...]:
-        """What the room says of the tree, where nothing can be linked there."""
-        outlook = self._tried.get(("hardlink", "reflink", "copy"))
-        if outlook is None or outlook.how != "copy":
-            return ()
-        return (f"{self._root.path}: the tree takes the room of its weights once more ({outlook.why})",)
+        """What takes more room than one would think."""
+        outlook, found = self._tried.get(("hardlink", "reflink", "copy")), []
+        if outlook is not None and outlook.how == "copy":
+            found.append(f"{self._root.path}: the tree takes the room of its weights once more ({outlook.why})")
+        if any(self._layered.values()):
+            found.append(
+                f"{self._root.path}: hardlinks are counted as copies: a container copies files of its image for them"
+            )
+        return tuple(found)
+
+    def _is_layered(self, place: Path) -> bool:
+        if place.parent not in self._layered:
+            self._layered[place.parent] = filesystem_of(place).kind in LAYERED
+        return self._layered[place.parent]
 
     def _outlook(self, place: Path, allowed: tuple[How, ...]) -> LinkOutlook:
         sample, alike = sample_of(place)

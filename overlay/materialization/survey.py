@@ -94,6 +94,7 @@ class Step:
         size: Bytes of the file.
         why: Of a file that is carried over: what keeps it from a cheaper way.
         tried: Whether ``how`` was found by trying; else the run takes the cheapest that works.
+        links_take_room: Whether it needs the room of a copy though it is linked.
     """
 
     output: OutputFile
@@ -103,6 +104,12 @@ class Step:
     size: int
     why: str = ""
     tried: bool = True
+    links_take_room: bool = False
+
+    @property
+    def room(self) -> int:
+        """Bytes that it needs where it goes; in a cache, its place in the tree aside."""
+        return self.size if self.links_take_room or self.how in ("build", "copy", "generate") else 0
 
     @property
     def moves_bytes(self) -> bool:
@@ -184,7 +191,7 @@ def survey(
         steps,
         missing,
         counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
-        sum(step.size for step in steps if step.how in ("build", "copy", "generate"))
+        sum(step.room for step in steps)
         + (_room_of_tree(steps, links) if publishes else 0)
         + room_for(missing, repos, cache)
         + ((plan.script.limits.disk or 0) if plan.script is not None else 0),
@@ -268,7 +275,7 @@ def built_step(output: SafetensorsFile, lookup: Lookup | None = None) -> Step:
 def carried_step(output: CarriedFile, files: Files, way: Way, found: Found | None = None) -> Step:
     """The step of a file that is taken over from ``files``."""
     payload = _payload(files, output.input)
-    return Step(output, way.how, found or Found(), payload, output.input.size, way.why, way.tried)
+    return Step(output, way.how, found or Found(), payload, output.input.size, way.why, way.tried, way.takes_room)
 
 
 def _step(output: OutputFile, repos: Mapping[str, Repo], cache: Cache, lookup: Lookup, links: Links) -> Step:

@@ -14,6 +14,7 @@ from support.models import VDN, vdn_registry
 from support.published_rule import files_of, published_tree
 
 import overlay.cache.links
+from overlay.cache.probe import LAYERED, filesystem_of
 from overlay.demo.revisions import bump_rename
 from overlay.errors import BrokenInput, CannotWrite
 from overlay.materialization import inputs as inputs_module
@@ -129,7 +130,8 @@ def test_copies_instead_of_links_where_asked_for(online: Online) -> None:
     linked, copied = (plan(VDN, online.options(link=link)) for link in ("auto", "copy"))
     assert copied.counters.linked == 0
     assert copied.counters.written == linked.counters.written + linked.counters.linked
-    assert copied.room > linked.room
+    on_layers = filesystem_of(online.folder).kind in LAYERED  # where hardlinks may copy
+    assert copied.room > linked.room or on_layers
     done = materialize(VDN, online.options(link="copy"))
     assert done.counters == copied.counters
     assert done.path is not None

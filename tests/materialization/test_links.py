@@ -7,13 +7,14 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.checkpoints import copy_hub
-from support.children import NOBODY, in_child, mount_again, own_mounts
+from support.children import NOBODY, in_child, mount_again, mount_layers, open_to_all, own_mounts
 from support.models import VDN, options, readable_by_all
 from support.small_models import small_adapter, write_base, write_peft
 
@@ -28,7 +29,7 @@ from overlay.materialization.verify import verify
 from overlay.planning.outputs import CarriedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from conftest import Built
 
@@ -52,6 +53,14 @@ def _large_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub folder counts as the Hub's own store, which nobody edits in place."""
     monkeypatch.setattr(FolderRepo, "shared_store", True)
+
+
+@pytest.fixture
+def plain_folder() -> Iterator[Path]:
+    """A folder that every user reaches, whatever other runs of pytest do to their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        open_to_all(Path(folder))
+        yield Path(folder)
 
 
 def fail(code: int) -> Callable[..., Any]:
@@ -181,20 +190,49 @@ def test_two_mounts_of_one_disk(shared_build: Built, tmp_path: Path, in_store: N
     assert counted == expected
 
 
+def test_an_image_with_the_hubs_cache_in_it(shared_build: Built, tmp_path: Path, in_store: None) -> None:
+    """To hardlink a file of a lower layer, a container copies it first: that is room, and the plan has counted it."""
+    for name in ("upper", "scratch", "both"):
+        (tmp_path / name).mkdir()
+    chosen = replace(options(shared_build.hub, tmp_path / "root"), hub=tmp_path / "both/hub")
+    chosen = replace(chosen, cache_root=tmp_path / "both/root")
+    shutil.copytree(shared_build.hub.root, tmp_path / "image/hub")
+
+    def work() -> Any:
+        if not own_mounts():
+            return None
+        if not mount_layers(tmp_path / "image", tmp_path / "upper", tmp_path / "scratch", tmp_path / "both"):
+            return None
+        planned = plan(VDN, chosen)
+        materialize(VDN, chosen)
+        return carried(planned)[BRANCH][0], planned.room, planned.notes
+
+    outcome = in_child(work)
+    if outcome is None:
+        pytest.skip("the kernel lets this user mount no layers")
+    how, room, notes = outcome
+    new = {path.stat().st_ino: path.stat().st_size for path in (tmp_path / "upper").rglob("*") if path.is_file()}
+    if how == "hardlink":
+        assert any("hardlinks are counted as copies" in note for note in notes)
+        branch = (shared_build.hub.source_folder / BRANCH_SOURCE).stat().st_size
+        assert branch in new.values()
+        assert sum(size for size in new.values() if size > LARGE) <= room
+
+
 def test_blobs_of_two_owners_each_come_as_they_can(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, in_store: None
+    plain_folder: Path, tmp_path_factory: pytest.TempPathFactory, in_store: None
 ) -> None:
     """A store that two users filled: this one's blobs are linked, the other's are copied, and the plan tells which."""
     if os.geteuid() != 0 or Path("/proc/sys/fs/protected_hardlinks").read_text().strip() != "1":
         pytest.skip("needs root, and a kernel that protects hardlinks")
     hub = copy_hub(tmp_path_factory)
-    moved = replace(hub, root=hub.root.rename(tmp_path / "hub"))
+    moved = replace(hub, root=Path(shutil.move(hub.root, plain_folder / "hub")))
     readable_by_all(moved.root)
     os.chown(moved.source_folder / BRANCH_SOURCE, NOBODY, NOBODY)
-    (tmp_path / "place").mkdir()
-    os.chown(tmp_path / "place", NOBODY, NOBODY)
-    chosen = options(moved, tmp_path / "place/root")
-    readable_by_all(tmp_path)
+    (plain_folder / "place").mkdir()
+    os.chown(plain_folder / "place", NOBODY, NOBODY)
+    chosen = options(moved, plain_folder / "place/root")
+    readable_by_all(plain_folder)
 
     def work() -> Any:
         planned = plan(VDN, chosen)

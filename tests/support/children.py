@@ -119,6 +119,16 @@ def mount_again(folder: Path, place: Path) -> None:
     _mount(os.fsencode(folder), place, None, _MS_BIND, None)
 
 
+def mount_layers(lower: Path, upper: Path, scratch: Path, place: Path) -> bool:
+    """Mount what a container sees: an image with a writable layer on it. False where the kernel has no such thing."""
+    options = f"lowerdir={lower},upperdir={upper},workdir={scratch}"
+    try:
+        _mount(b"overlay", place, b"overlay", 0, options.encode())
+    except OSError:
+        return False
+    return True
+
+
 def mount_read_only(folder: Path) -> None:
     """Make a folder read-only, for root too."""
     _mount(os.fsencode(folder), folder, None, _MS_BIND, None)
