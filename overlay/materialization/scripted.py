@@ -70,9 +70,8 @@ def require_trusted(resolution: Resolution, registry: Registry, *, allowed: bool
     Raises:
         Untrusted: It does.
     """
-    if resolution.entry.recipe.name != "python" or allowed or not registry.is_found:
-        return
-    if resolution.model in registry.own:
+    runs = resolution.entry.recipe.name == "python" and resolution.entry.is_buildable
+    if runs and registry.is_found and resolution.model in registry.own and not allowed:
         raise Untrusted(
             f"{resolution.model}: {registry.path} lets the overlay's own Python run, and it was found from the working"
             " directory, not named",

@@ -14,7 +14,7 @@ from overlay.registry.fields import Fields, wrong
 __all__ = ["LimitsFields", "PythonFields", "ScriptFields", "WheelFields"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_WHEEL = re.compile(r"[A-Za-z0-9_.]+-[A-Za-z0-9_.!+]+(-[0-9][A-Za-z0-9_.]*)?-(py2\.)?py3-none-any\.whl")
+_WHEEL = re.compile(r"[A-Za-z0-9_.]+-[0-9][A-Za-z0-9_.!+]*(-[0-9][A-Za-z0-9_.]*)?-(py2\.)?py3-none-any\.whl")
 _URL = re.compile(r"https://[^/@\s]+/\S*")
 _TIME = re.compile(r"([0-9]+) ?([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}

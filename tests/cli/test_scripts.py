@@ -1,0 +1,63 @@
+"""Commands on models that an overlay's own Python builds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.scripted import MODEL, SCRIPT, StandIn, entry_text, scripted_hub, scripted_options, sha256
+
+from overlay.cli._main import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project folder with a registry that is found, a hub and a cache."""
+    StandIn(monkeypatch)
+    scripted_hub(tmp_path / "hub", SCRIPT)
+    (tmp_path / "registry.yaml").write_text(entry_text(SCRIPT))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OVERLAY_HUB", str(tmp_path / "hub"))
+    monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "root"))
+    return tmp_path
+
+
+def test_a_found_registry_takes_a_word(
+    work: Path, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 7 names the option; with it the script runs; a dry run says beforehand what would."""
+    for words in ([], ["--dry-run"]):
+        assert run(["prewarm", MODEL, *words]) == 7
+        assert "--allow-script" in capsys.readouterr().err
+    assert run(["prewarm", MODEL, "--allow-script", "--dry-run"]) == 0
+    told = capsys.readouterr().out
+    assert f"runs _overlay/materialize.py of the overlay (sha256 {sha256(SCRIPT)}) in bubblewrap" in told
+    [planned] = document("prewarm-dry-run", "prewarm", MODEL, "--allow-script", "--dry-run")["models"]
+    assert (planned["bytes_downloaded"], planned["present"]) == (0, False)
+    [done] = document("prewarm", "prewarm", MODEL, "--allow-script")["models"]
+    assert (done["result"], done["bytes_written"]) == ("built", 16)
+    assert run(["verify", MODEL, "-q"]) == 0
+    assert not (work / "registry.lock").exists()
+
+
+def test_the_digest_to_pin_is_told(
+    work: Path, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``resolve`` leads to ``check``, and that says it."""
+    scripted_options(work, None)
+    found = document("resolve", "resolve", MODEL)
+    assert found["next"] == f"overlay check {MODEL}"
+    assert "pins no script" in " ".join(found["notes"])
+    assert run(["check", MODEL]) == 0
+    assert f"has sha256 {sha256(SCRIPT)}" in " ".join(capsys.readouterr().out.split())
+    assert run(["prewarm", MODEL]) == 7
+    assert f"overlay check {MODEL}" in capsys.readouterr().err
+    scripted_options(work, SCRIPT)
+    assert document("resolve", "resolve", MODEL)["recipe_options"] == {"script": sha256(SCRIPT)}
+    assert run(["lock", MODEL, "-q"]) == 0
+    assert json.loads((work / "registry.lock").read_bytes())["models"][MODEL]["script"]["sha256"] == sha256(SCRIPT)
