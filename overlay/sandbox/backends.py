@@ -33,12 +33,14 @@ BACKENDS: tuple[Literal["bubblewrap", "landlock"], ...] = ("bubblewrap", "landlo
 _BWRAP = (Path("/usr/bin/bwrap"), Path("/usr/local/bin/bwrap"))  # never from PATH, which the caller may share
 _SYSTEM = (
     *("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache"),
+    *("/etc/ssl/certs", "/etc/pki/tls/certs"),  # the Hub's client reads them also where it is to stay offline
     *("/sys/devices/system/cpu", "/sys/devices/system/node"),  # from these, libraries choose their kernels
 )
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/self")
 _LEAST_ABI, _ABI_OF_SCOPES = 3, 6  # Linux 6.2: no truncation of others' files; 6.12: no signals to others
 _OPEN_FILES = 1024
+_MEANWHILE = 16  # processes that an ordinary user may start beside the script: the guard, and others
 
 
 class Unusable(Exception):  # noqa: N818 - it says what the backend is
@@ -65,7 +67,7 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
         raise Unusable("the seccomp filter is not written for this architecture")
     return {
         "caller": os.getpid(),
-        "command": [*wrapper, str(_interpreter()), *("-I", "-S", "-B", "-X", "utf8"), inside.__file__],
+        "command": [*wrapper, str(_interpreter()), *("-I", "-S", "-B", "-u", "-X", "utf8"), inside.__file__],
         "environ": {
             **job.environ,
             "HOME": str(scratch),
@@ -155,7 +157,7 @@ def _landlock_abi() -> int:
 
 
 def _rlimits(limits: Limits, user: int | None) -> dict[str, int]:
-    own = 0 if user is not None else tasks_of_user(os.geteuid())
+    own = 0 if user is not None else tasks_of_user(os.geteuid()) + _MEANWHILE
     return {
         "RLIMIT_CPU": int(limits.seconds + 1) * (os.cpu_count() or 1),
         "RLIMIT_FSIZE": limits.disk,

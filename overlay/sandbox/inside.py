@@ -25,6 +25,7 @@ _ENDS = {errno.EAGAIN: NO_PROCESSES, errno.EFBIG: NO_DISK}
 
 _PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 8, 22
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+_PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE = 47, 2
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
 _CAP_DAC_READ_SEARCH = 2
@@ -118,7 +119,9 @@ def _drop_privileges(user: int | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, 0, 0, 0, 0)), "capset")
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)), "capset")
+    if kept:  # also for programs that the script starts
+        _check(_libc.prctl(_PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0), "ambient capability")
 
 
 def _check(answer: int, what: str) -> int:

@@ -69,6 +69,8 @@ def _require_sound(job: Job) -> None:
     inner = [path for path in (*given_paths(job), *job.python_path) if path.resolve().is_relative_to(output)]
     if inner:
         raise ValueError(f"{output}: expected a folder apart from the inputs")
+    if any(path.is_file() and not path.is_symlink() and path.stat().st_nlink > 1 for path in output.rglob("*")):
+        raise ValueError(f"{output}: hard links in it would be the script's to write")
     if min(job.limits.seconds, job.limits.memory, job.limits.processes, job.limits.disk) <= 0:
         raise ValueError(f"limits that are not positive: {job.limits}")
 

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
+import sys
+import tempfile
 import textwrap
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,40 +41,53 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str,
     (outside / "secret").write_text(TOKEN)
     (outside / "secret").chmod(0o644)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    with socket.socket() as tcp, socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX) as unix:
-        with socket.socket(socket.AF_UNIX) as abstract:
-            tcp.bind(("127.0.0.1", 0))
-            udp.bind(("127.0.0.1", 0))
-            unix.bind(str(tmp_path / "listener")) if len(str(tmp_path)) < 90 else unix.bind("/tmp/" + tmp_path.name)  # noqa: S108
-            name = f"overlay-test-{os.urandom(8).hex()}"
-            abstract.bind("\0" + name)
-            for listener in (tcp, unix, abstract):
-                listener.listen()
-                listener.setblocking(False)  # noqa: FBT003 - as the standard library has it
-            udp.setblocking(False)  # noqa: FBT003 - as the standard library has it
-            disk = next((f"/dev/{name}" for name in ("vda", "sda", "nvme0n1") if Path(f"/dev/{name}").exists()), "/dev/sda")
-            yield {
-                "home": str(home),
-                "outside": str(outside),
-                "secret": str(outside / "secret"),
-                "caller": os.getpid(),
-                "tcp": tcp.getsockname()[1],
-                "udp": udp.getsockname()[1],
-                "unix": unix.getsockname(),
-                "abstract": name,
-                "disk": disk,
-                "memory": JOB_LIMITS.memory,
-            }
-            for listener in (tcp, unix, abstract):
-                with pytest.raises(BlockingIOError):
-                    listener.accept()
-            with pytest.raises(BlockingIOError):
-                udp.recv(1)
+    with ExitStack() as stack:
+        tcp, udp, unix, abstract = listeners = [
+            stack.enter_context(socket.socket(family, kind))
+            for family, kind in (
+                (socket.AF_INET, socket.SOCK_STREAM),
+                (socket.AF_INET, socket.SOCK_DGRAM),
+                (socket.AF_UNIX, socket.SOCK_STREAM),
+                (socket.AF_UNIX, socket.SOCK_STREAM),
+            )
+        ]
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))) / "listener"
+        tcp.bind(("127.0.0.1", 0))
+        udp.bind(("127.0.0.1", 0))
+        unix.bind(str(place))
+        abstract.bind("\0" + str(tmp_path))
+        for listener in (tcp, unix, abstract):
+            listener.listen()
+        yield {
+            "listeners": listeners,
+            "home": str(home),
+            "outside": str(outside),
+            "secret": str(outside / "secret"),
+            "caller": os.getpid(),
+            "tcp": tcp.getsockname()[1],
+            "udp": udp.getsockname()[1],
+            "unix": str(place),
+            "abstract": str(tmp_path),
+            "disk": next((path for path in ("/dev/vda", "/dev/nvme0n1") if Path(path).exists()), "/dev/sda"),
+            "memory": JOB_LIMITS.memory,
+        }
+
+
+def arrived(world: dict[str, Any]) -> list[str]:
+    """Names of the listeners that somebody spoke to."""
+    ready = select.select(world["listeners"], [], [], 0)[0]
+    return [str(listener.family) for listener in ready]
+
+
+def facts(world: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in world.items() if name != "listeners"}
 
 
 def ended(escape: Escape, sandbox: Sandbox, tmp_path: Path, world: dict[str, Any]) -> tuple[str, str]:
     """How the run ended, as the table names it, and all that was heard of it."""
-    job = job_of(tmp_path, PREAMBLE + textwrap.indent(escape.attempt, "    "), world)
+    limits = replace(JOB_LIMITS, seconds=1) if escape.named.endswith("seconds") else JOB_LIMITS
+    job = job_of(tmp_path, script_of(escape), facts(world), limits=limits)
+    job.environ["OVERLAY_TEST_MARK"] = str(tmp_path)
     (job.source_dir / "link-to-secret").symlink_to(world["secret"])
     (job.source_dir / "link-to-outside").symlink_to(world["outside"])
     for name, folder in {"here": tmp_path, "path": tmp_path / "planted", "user": Path(world["home"])}.items():
@@ -81,6 +100,10 @@ def ended(escape: Escape, sandbox: Sandbox, tmp_path: Path, world: dict[str, Any
         detail = {"script-limit": error.data.get("limit"), "script-output": error.data.get("found")}
         return f"{error.code}: {detail.get(error.code) or error.message}", "".join(heard) + str(error.data)
     return "no effect", "".join(heard) + ran.output_tail
+
+
+def script_of(escape: Escape) -> str:
+    return PREAMBLE + textwrap.indent(escape.attempt, "    ")
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES, ids=lambda sandbox: sandbox.name)
@@ -98,27 +121,33 @@ def test_it_is_stopped_and_named(escape: Escape, sandbox: Sandbox, tmp_path: Pat
     assert before == sorted((path, path.lstat().st_mode) for path in Path(world["outside"]).rglob("*"))
     assert (tmp_path / "source/config.json").read_text() == "{}"
     assert not Path("/written").exists()
-    assert [] == left_running(tmp_path)
+    assert arrived(world) == []
+    assert left_running(str(tmp_path)) == []
 
 
-def left_running(tmp_path: Path) -> list[str]:
-    """Processes whose command line, working folder or environment leads to the test's folder, or whose parent we are."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    running = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit() and process.name != str(os.getpid()):
-            try:
-                command = (process / "cmdline").read_bytes()
-                uid = process.stat().st_uid
-            except OSError:
-                continue
-            if b"sandbox/inside.py" in command and uid >= 2 * 10**9 - 1:
-                running.append(process.name)
-    return [name for name in running if name in children or str(tmp_path) in _environment(name)]
+@pytest.mark.parametrize("escape", [each for each in ESCAPES if each.free], ids=lambda escape: escape.what)
+def test_it_would_work_outside(escape: Escape, tmp_path: Path, world: dict[str, Any]) -> None:
+    """Without a sandbox the same attempt succeeds, so the tests above can fail."""
+    job = job_of(tmp_path, "")
+    (job.source_dir / "link-to-secret").symlink_to(world["secret"])
+    (job.source_dir / "link-to-outside").symlink_to(world["outside"])
+    folders = {name: str(getattr(job, name)) for name in ("overlay_dir", "source_dir", "output_dir")}
+    call = f"materialize(**{folders!r}, manifest={facts(world)!r})"
+
+    done = subprocess.run(
+        [sys.executable, "-c", f"{script_of(escape)}\n{call}"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def _environment(pid: str) -> str:
+def left_running(mark: str) -> list[str]:
+    """Processes that were started with this mark in their environment."""
+    return [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if mark in environment(path)]
+
+
+def environment(path: Path) -> str:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        return path.read_bytes().decode(errors="replace")
     except OSError:
-        return ""
+        return ""  # it has ended, or is of another user

@@ -1,4 +1,4 @@
-"""What a hostile script tries, what stops it in each sandbox, and how that is named: the table of the tests and the docs.
+"""What a hostile script tries, what stops it, and how that is named: one table for the tests and the docs.
 
 Each attempt is the body of ``materialize(*, overlay_dir, source_dir, output_dir, manifest)``. ``w`` holds the facts of
 the test's world: ``home``, ``secret`` and ``outside`` (paths), ``caller`` (a pid), ``tcp``, ``udp`` (ports), ``unix``
@@ -38,6 +38,7 @@ class Escape:
         named: How the run ends: a code with the limit or finding, or an exception that the script gets; ``no effect``.
         bubblewrap: What stops it there.
         landlock: What stops it there; as in bubblewrap when None.
+        free: Whether it harms nobody and works for everybody where nothing stops it.
     """
 
     what: str
@@ -45,6 +46,7 @@ class Escape:
     named: str
     bubblewrap: str
     landlock: str | None = None
+    free: bool = False
 
 
 _FORK = "if os.fork() == 0: (time.sleep(60), os._exit(0))"
@@ -57,6 +59,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "list the home folder",
@@ -64,8 +67,15 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
-    Escape("read the token from its environment", "os.environ['HF_TOKEN']", "script-failed: KeyError", "empty environment"),
+    Escape(
+        "read the token from its environment",
+        "os.environ['HF_TOKEN']",
+        "script-failed: KeyError",
+        "empty environment",
+        free=True,
+    ),
     Escape("print its whole environment", "print(dict(os.environ))", "no effect", "empty environment"),
     Escape(
         "read the caller's environment",
@@ -73,10 +83,11 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         "own process namespace",
         NO_RULE,
+        free=True,
     ),
     Escape(
         "read the first process's environment",
-        "print(open('/proc/1/environ').read()); raise PermissionError('of the sandbox itself')",
+        "print(open('/proc/1/environ').read(), flush=True); print(); raise PermissionError('of the sandbox itself')",
         "script-failed: PermissionError",
         "own process namespace",
         NO_RULE,
@@ -87,6 +98,7 @@ ESCAPES = (
         "script-failed: PermissionError",
         "own process namespace",
         NO_RULE,
+        free=True,
     ),
     Escape(
         "read /etc/shadow",
@@ -101,6 +113,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "follow a link of its inputs to a file elsewhere",
@@ -108,6 +121,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "connect by TCP",
@@ -115,6 +129,7 @@ ESCAPES = (
         "script-failed: PermissionError",
         f"{SECCOMP}, own network namespace",
         f"{SECCOMP}, Landlock from version 4",
+        free=True,
     ),
     Escape(
         "send by UDP",
@@ -122,6 +137,7 @@ ESCAPES = (
         "script-failed: PermissionError",
         f"{SECCOMP}, own network namespace",
         SECCOMP,
+        free=True,
     ),
     Escape(
         "connect to a Unix socket",
@@ -129,6 +145,7 @@ ESCAPES = (
         "script-failed: PermissionError",
         f"{SECCOMP}, {NOT_IN_VIEW}",
         SECCOMP,
+        free=True,
     ),
     Escape(
         "connect to an abstract Unix socket",
@@ -136,12 +153,14 @@ ESCAPES = (
         "script-failed: PermissionError",
         f"{SECCOMP}, own network namespace",
         f"{SECCOMP}, Landlock from version 6",
+        free=True,
     ),
     Escape(
         "open a netlink or packet socket",
         "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
         "script-failed: PermissionError",
         SECCOMP,
+        free=True,
     ),
     Escape(
         "use io_uring, which seccomp does not see into",
@@ -155,6 +174,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "write in the root folder",
@@ -169,6 +189,7 @@ ESCAPES = (
         "script-failed: OSError, PermissionError",
         "read-only mount",
         NO_RULE,
+        free=True,
     ),
     Escape(
         "add to its inputs",
@@ -176,6 +197,7 @@ ESCAPES = (
         "script-failed: OSError, PermissionError",
         "read-only mount",
         NO_RULE,
+        free=True,
     ),
     Escape(
         "change the program that runs it",
@@ -190,6 +212,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "write through a link of its own",
@@ -197,6 +220,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "open other files to everybody",
@@ -204,6 +228,7 @@ ESCAPES = (
         "no effect",
         f"{SECCOMP}, {NOT_IN_VIEW}",
         SECCOMP,
+        free=True,
     ),
     Escape(
         "mark its inputs",
@@ -242,6 +267,7 @@ ESCAPES = (
         "script-failed: FileNotFoundError, OSError, PermissionError",
         NOT_IN_VIEW,
         NO_RULE,
+        free=True,
     ),
     Escape(
         "link an input hard",
@@ -249,6 +275,7 @@ ESCAPES = (
         "script-failed: OSError, PermissionError",
         "another mount",
         NO_RULE,
+        free=True,
     ),
     Escape(
         "move an input away",
@@ -256,8 +283,11 @@ ESCAPES = (
         "script-failed: OSError, PermissionError",
         "another mount",
         NO_RULE,
+        free=True,
     ),
-    Escape("leave a pickle", "(out / 'model.bin').write_bytes(b'x')", "script-output: pickle", "the check of its output"),
+    Escape(
+        "leave a pickle", "(out / 'model.bin').write_bytes(b'x')", "script-output: pickle", "the check of its output"
+    ),
     Escape(
         "leave a program that runs as its owner",
         "os.close(os.open(out / 'a', os.O_CREAT | os.O_WRONLY, 0o4755))",
@@ -276,8 +306,10 @@ ESCAPES = (
         "script-output: bad name",
         "the check of its output",
     ),
-    Escape("leave a pipe", "os.mkfifo(out / 'a')", "script-failed: PermissionError", SECCOMP),
-    Escape("make a device", "os.mknod(out / 'a', 0o60600, os.makedev(8, 0))", "script-failed: PermissionError", SECCOMP),
+    Escape("leave a pipe", "os.mkfifo(out / 'a')", "script-failed: PermissionError", SECCOMP, free=True),
+    Escape(
+        "make a device", "os.mknod(out / 'a', 0o60600, os.makedev(8, 0))", "script-failed: PermissionError", SECCOMP
+    ),
     Escape(
         "open a disk",
         "open(w['disk'], 'rb')",
@@ -318,7 +350,7 @@ ESCAPES = (
     ),
     Escape(
         "fill the memory from many processes",
-        f"for _ in range(4):\n    if os.fork() == 0:\n        held = b'x' * (w['memory'] // 3)\n        {_EVER}\n{_EVER}",
+        f"for _ in range(4):\n    if os.fork() == 0: held = b'x' * (w['memory'] // 3); time.sleep(60)\n{_EVER}",
         "script-limit: memory",
         WATCH,
     ),
@@ -328,8 +360,16 @@ ESCAPES = (
         "script-limit: memory",
         WATCH,
     ),
-    Escape("keep memory that no process has", "os.memfd_create('a')", "script-failed: PermissionError", SECCOMP),
-    Escape("keep System V memory", "call(libc.shmget(0, 4096, 0o1600))", "script-failed: PermissionError", SECCOMP),
+    Escape(
+        "keep memory that no process has", "os.memfd_create('a')", "script-failed: PermissionError", SECCOMP, free=True
+    ),
+    Escape(
+        "keep System V memory",
+        "call(libc.shmget(0, 4096, 0o1600))",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
+    ),
     Escape(
         "fill the disk with one file",
         "with open(out / 'a', 'wb') as file:\n    while True: file.write(bytes(2**20))",
@@ -390,8 +430,8 @@ ESCAPES = (
         f"process namespace, {WATCH}",
         f"process group, {WATCH}",
     ),
-    Escape("leave its session", "os.setsid()", "script-failed: PermissionError", SECCOMP),
-    Escape("leave its process group", "os.setpgid(os.fork(), 0)", "script-failed: PermissionError", SECCOMP),
+    Escape("leave its session", "os.setsid()", "script-failed: PermissionError", SECCOMP, free=True),
+    Escape("leave its process group", "os.setpgid(os.fork(), 0)", "script-failed: PermissionError", SECCOMP, free=True),
     Escape(
         "trace the caller",
         "call(libc.ptrace(16, w['caller'], 0, 0))",
@@ -427,13 +467,20 @@ ESCAPES = (
         f"{SECCOMP}, own process namespace",
         SECCOMP,
     ),
-    Escape("raise its own limits", "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))", "script-failed: ValueError, PermissionError", "no privileges"),
-    Escape("hide from the guard", "call(libc.prctl(4, 0, 0, 0, 0))", "script-failed: PermissionError", SECCOMP),
-    Escape("become root", "os.setuid(0)", "script-failed: PermissionError, no effect", "no privileges"),
+    Escape(
+        "raise its own limits",
+        "import resource; resource.setrlimit(resource.RLIMIT_NPROC, (-1, -1))",
+        "script-failed: ValueError, PermissionError",
+        "no privileges",
+    ),
+    Escape(
+        "hide from the guard", "call(libc.prctl(4, 0, 0, 0, 0))", "script-failed: PermissionError", SECCOMP, free=True
+    ),
+    Escape("become root", "os.setuid(0)", "script-failed: OSError, PermissionError", "no privileges"),
     Escape("enter a user namespace", "call(libc.unshare(0x10000000))", "script-failed: PermissionError", SECCOMP),
     Escape(
         "start a process in a user namespace",
-        f"call(libc.syscall({{'x86_64': 56, 'aarch64': 220}}[os.uname().machine], 0x10000000 | 17, 0, 0, 0, 0))",
+        "call(libc.syscall({'x86_64': 56, 'aarch64': 220}[os.uname().machine], 0x10000000 | 17, 0, 0, 0, 0))",
         "script-failed: PermissionError",
         SECCOMP,
     ),
@@ -456,14 +503,23 @@ ESCAPES = (
         "no effect",
         "what is kept and shown is bounded",
     ),
-    Escape("write to the caller's terminal", "open('/dev/tty', 'w').write('x')", "script-failed: OSError, FileNotFoundError, PermissionError", NOT_IN_VIEW, NO_RULE),
+    Escape(
+        "write to the caller's terminal",
+        "open('/dev/tty', 'w').write('x')",
+        "script-failed: OSError, FileNotFoundError, PermissionError",
+        NOT_IN_VIEW,
+        NO_RULE,
+    ),
     Escape("end early and claim success", "sys.exit(0)", "script-failed: SystemExit", "the program inside"),
 )
 
 
 def table() -> str:
     """The table of ``docs/explanation/sandbox.md``."""
-    lines = ["| a script that tries to | is stopped in bubblewrap by | in Landlock by | and it is named |", "|---|---|---|---|"]
+    lines = [
+        "| a script that tries to | is stopped in bubblewrap by | in Landlock by | and it is named |",
+        "|---|---|---|---|",
+    ]
     for escape in ESCAPES:
         code, _, detail = escape.named.partition(": ")
         named = f"`{code}`" + (f": {detail}" if detail else "") if code != "no effect" else code

@@ -14,7 +14,7 @@ JOB_LIMITS = Limits(seconds=4, memory=96 * 2**20, processes=32, disk=24 * 2**20)
 
 
 def job_of(folder: Path, script: str, manifest: dict[str, Any] | None = None, **changes: Any) -> Job:
-    """A job with an overlay, a source of one file, an empty output folder, and all that would mislead the interpreter."""
+    """A job with an overlay, a source of one file, an empty output folder, and what would mislead an interpreter."""
     for name in ("overlay", "source", "output"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "source/config.json").write_text("{}")
@@ -26,7 +26,11 @@ def job_of(folder: Path, script: str, manifest: dict[str, Any] | None = None, **
         "manifest": manifest or {},
         "readable": (),
         "python_path": (),
-        "environ": {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(folder / "planted"), "PYTHONSTARTUP": str(folder / "x.py")},
+        "environ": {
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(folder / "planted"),
+            "PYTHONSTARTUP": str(folder / "x.py"),
+        },
         "limits": JOB_LIMITS,
     }
     return Job(**values | changes)

@@ -1,0 +1,252 @@
+"""A script that does its work: what it is given, what it may use, what comes back, and how it is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of
+
+from overlay.errors import BrokenInput
+from overlay.sandbox import OutputFile, run
+
+if TYPE_CHECKING:
+    from overlay.sandbox import Ran, Sandbox
+
+pytestmark = [
+    pytest.mark.no_torch,
+    pytest.mark.parametrize("sandbox", SANDBOXES, ids=lambda sandbox: sandbox.name),
+]
+
+BUILD = """
+import os, pathlib, shutil, tempfile
+def materialize(*, overlay_dir, source_dir, output_dir, manifest):
+    out, source = pathlib.Path(output_dir), pathlib.Path(source_dir)
+    (out / "transformer").mkdir()
+    (out / "transformer/config.json").write_text(manifest["text"])
+    try:
+        os.link(source / "config.json", out / "linked.json")
+    except OSError:
+        os.symlink(source / "config.json", out / "linked.json")
+    shutil.copy2(source / "config.json", out / "copied.json")
+    os.link(out / "copied.json", out / "twice.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        pathlib.Path(scratch, "a").write_text("x")
+"""
+
+
+def quiet(_: str) -> None:
+    """Output that no test looks at."""
+
+
+def ran(tmp_path: Path, sandbox: Sandbox, script: str, **changes: object) -> Ran:
+    return run(job_of(tmp_path, script, **changes), quiet, sandbox=sandbox)
+
+
+def test_what_it_left_comes_back(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Files and links to inputs are listed with sizes and targets, and belong to the caller."""
+    done = ran(tmp_path, sandbox, BUILD, manifest={"text": "{}\n"})
+
+    assert done.files == (
+        OutputFile("copied.json", "file", 2, None),
+        OutputFile("linked.json", "link", 2, tmp_path / "source/config.json"),
+        OutputFile("transformer/config.json", "file", 3, None),
+        OutputFile("twice.json", "file", 2, None),
+    )
+    assert done.sandbox == sandbox.name
+    assert 0 < done.seconds < 60
+    assert 0 < done.peak_memory < JOB_LIMITS.memory
+    assert {path.lstat().st_uid for path in (tmp_path / "output").rglob("*")} == {os.geteuid()}
+    assert (tmp_path / "output").stat().st_uid == os.geteuid()
+
+
+def test_it_is_called_as_sglang_calls_it(tmp_path: Path, sandbox: Sandbox) -> None:
+    """The module's name, its file, the keywords and the environment are what the job says, and nothing more."""
+    script = """
+import json, os, sys
+def materialize(**given):
+    print(json.dumps([__name__, __file__, given, dict(os.environ), sys.flags.isolated, os.listdir(".")]))
+"""
+    job = job_of(tmp_path, script, {"custom_materializer": "_overlay/make.py", "n": [1, {"a": None}]})
+    heard: list[str] = []
+
+    done = run(replace(job, environ={"HF_HUB_OFFLINE": "1"}), heard.append, sandbox=sandbox)
+
+    import json
+
+    name, file, given, environ, isolated, folder = json.loads(done.output_tail)
+    assert "".join(heard) == done.output_tail
+    assert (name, file) == ("_sglang_overlay_materializer", str(tmp_path / "overlay/_overlay/make.py"))
+    places = {f"{place}_dir": str(tmp_path / place) for place in ("overlay", "source", "output")}
+    assert given == {**places, "manifest": job.manifest}
+    assert {"HF_HUB_OFFLINE", "HOME", "TMPDIR", "USER", "LANG"} == set(environ) - {"PWD", "LC_CTYPE"}
+    assert isolated
+    assert folder == []
+    assert not Path(environ["HOME"]).exists()
+
+
+def test_further_inputs_are_readable_and_importable(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Folders named by the job can be read and imported from, through links too; one file of a folder alone as well."""
+    for name in ("blobs", "packages", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "blobs/a").write_text("blob")
+    (tmp_path / "other/one").write_text("one")
+    (tmp_path / "other/two").write_text("two")
+    (tmp_path / "packages/helpful.py").write_text("WORD = 'imported'")
+    (tmp_path / "by-link").symlink_to("packages")
+    job = job_of(
+        tmp_path,
+        "import helpful, pathlib\ndef materialize(*, source_dir, manifest, **_):\n"
+        "    print(helpful.WORD, pathlib.Path(source_dir, 'a').read_text(), open(manifest['one']).read(), flush=True)\n"
+        "    open(manifest['two'])",
+        {name: str(tmp_path / "other" / name) for name in ("one", "two")},
+        readable=(tmp_path / "blobs", tmp_path / "other/one"),
+        python_path=(tmp_path / "by-link",),
+    )
+    (job.source_dir / "a").symlink_to(tmp_path / "blobs/a")
+
+    with pytest.raises(BrokenInput, match="two") as caught:
+        run(job, quiet, sandbox=sandbox)
+
+    assert caught.value.data["output"].startswith("imported blob one\n")
+
+
+@pytest.mark.parametrize("link", ["blobs/a", "blobs"])
+def test_a_link_counts_by_its_end(tmp_path: Path, sandbox: Sandbox, link: str) -> None:
+    """A link to a link of the source is one to the blob that it leads to, and that must be among the inputs."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/a").write_text("blob")
+    script = "import os\ndef materialize(*, source_dir, output_dir, **_):\n"
+    script += "    os.symlink(source_dir + '/a', output_dir + '/a')"
+    job = job_of(tmp_path, script, readable=(tmp_path / link,))
+    (job.source_dir / "a").symlink_to("../blobs/a")
+
+    assert run(job, quiet, sandbox=sandbox).files == (OutputFile("a", "link", 4, tmp_path / "blobs/a"),)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("def materialize(**_): raise ValueError('of the script')", "ValueError: of the script"),
+        ("def materialize(): pass", "unexpected keyword argument"),
+        ("x = 1", "has no attribute 'materialize'"),
+        ("def materialize(", "SyntaxError"),
+        ("import os\ndef materialize(**_): os._exit(3)", "ended with status 3"),
+        ("import os\ndef materialize(**_): os.abort()", "status 134|signal 6"),
+    ],
+)
+def test_a_failure_is_told(tmp_path: Path, sandbox: Sandbox, script: str, message: str) -> None:
+    """An exception, a missing function, a status and a signal are told apart."""
+    with pytest.raises(BrokenInput, match=message) as caught:
+        ran(tmp_path, sandbox, script)
+
+    assert (caught.value.code, caught.value.exit_status) == ("script-failed", 1)
+
+
+def test_output_is_harmless_and_bounded(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Escape sequences and bad UTF-8 become marks; the first MiB is shown, the last 64 KiB kept."""
+    script = "import os\ndef materialize(**_):\n    os.write(1, b'\\x1b[31m\\xff\\r\\x07')\n"
+    script += "    for _ in range(64): os.write(1, b'x' * 2**16)\n    os.write(2, 'ä end'.encode())"
+    heard: list[str] = []
+
+    done = run(job_of(tmp_path, script), heard.append, sandbox=sandbox)
+
+    shown = "".join(heard)
+    assert shown.startswith("\ufffd[31m\ufffd\ufffd\ufffdx")
+    assert 2**20 <= len(shown) <= 2**20 + 2**16
+    assert len(done.output_tail) == 2**16
+    assert done.output_tail.endswith("xä end")
+
+
+def test_processes_of_its_own_are_allowed(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Threads, forks and programs work as long as they end before it does."""
+    script = """
+import multiprocessing, subprocess, sys, threading
+def materialize(*, output_dir, **_):
+    threading.Thread(target=print, args=("thread",)).start()
+    subprocess.run([sys.executable, "-c", "print('program')"], check=True)
+    child = multiprocessing.get_context("fork").Process(target=print, args=("fork",))
+    child.start()
+    child.join()
+"""
+    assert set(ran(tmp_path, sandbox, script).output_tail.split()) == {"thread", "program", "fork"}
+
+
+SLEEP = "import time\ndef materialize(**_):\n    print('started', flush=True)\n    time.sleep(60)"
+
+
+def test_an_interrupt_ends_it(tmp_path: Path, sandbox: Sandbox) -> None:
+    """An exception in the caller, such as an interrupt, leaves no process, and is passed on."""
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), interrupt, sandbox=sandbox)
+
+    assert time.monotonic() - began < 40
+    assert running(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_ends_with_its_caller(tmp_path: Path, sandbox: Sandbox, number: int) -> None:
+    """A caller that is killed, without any chance to clean up, takes the sandbox with it."""
+    program = f"""
+import dataclasses, sys
+from pathlib import Path
+from support.sandboxes import JOB_LIMITS, job_of
+from overlay.sandbox import Sandbox, run
+job = job_of(Path({str(tmp_path)!r}), {SLEEP!r}, limits=dataclasses.replace(JOB_LIMITS, seconds=50))
+run(job, lambda text: print(text, flush=True), sandbox=Sandbox({sandbox.name!r}, None))
+"""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
+    ) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"started\n"
+        assert running(tmp_path) != []
+        caller.send_signal(number)
+        caller.stdout.read()
+
+    until = time.monotonic() + 20
+    while running(tmp_path) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert running(tmp_path) == []
+
+
+def running(tmp_path: Path) -> list[str]:
+    """Sandboxed processes whose environment names the test's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"PYTHONSTARTUP={tmp_path}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("wrong", ["hard link", "input inside", "limit"])
+def test_a_job_that_makes_no_sense_is_refused(tmp_path: Path, sandbox: Sandbox, wrong: str) -> None:
+    """Inputs in the output folder, also by a hard link, and limits of nothing are mistakes of the caller."""
+    job = job_of(tmp_path, SLEEP)
+    if wrong == "hard link":
+        os.link(job.source_dir / "config.json", job.output_dir / "a")
+    elif wrong == "input inside":
+        job = replace(job, readable=(job.output_dir / "a",))
+    else:
+        job = replace(job, limits=replace(JOB_LIMITS, memory=0))
+
+    with pytest.raises(
+        ValueError, match={"hard link": "hard links", "input inside": "apart from", "limit": "not positive"}[wrong]
+    ):
+        run(job, quiet, sandbox=sandbox)
