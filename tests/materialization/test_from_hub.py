@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +125,22 @@ def test_inputs_are_checked_in_the_order_in_which_they_are_waited_for(
     assert shards
     assert carried
     assert max(shards) < min(carried)
+
+
+@pytest.mark.parametrize("run", [plan, materialize])
+def test_links_that_are_impossible_are_refused_before_anything_is_fetched(
+    online: Online, monkeypatch: pytest.MonkeyPatch, run: Any
+) -> None:
+    """Of what is to be downloaded nothing is here: a file that the plan has read tells of the store."""
+
+    def link(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(CannotWrite) as caught:
+        run(VDN, online.options(link="hardlink"))
+    assert caught.value.code == "link-impossible"
+    assert online.server.payload() == 0
 
 
 def test_copies_instead_of_links_where_asked_for(online: Online) -> None:
