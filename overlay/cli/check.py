@@ -133,7 +133,7 @@ def _check_models(
     elif not models and not is_of_project(registry, common.registry):
         notes.append("no registry.yaml of a project is here: the one that ships with this program is checked")
     locked = lock.models if lock else {}
-    chosen = resolutions = _resolutions(registry, models or registry.own)
+    chosen = resolutions = _resolutions(registry, models or registry.own, served=server is not None)
     before: Before | None = None
     removed: tuple[str, ...] = ()
     if base is not None or against is not None:
@@ -180,11 +180,11 @@ def _check_models(
         raise click.exceptions.Exit(status)
 
 
-def _resolutions(registry: Registry, models: Sequence[str]) -> dict[str, Resolution]:
-    """What is to be checked, by model."""
+def _resolutions(registry: Registry, models: Sequence[str], *, served: bool = False) -> dict[str, Resolution]:
+    """What is to be checked, by model; ``served``: as a server takes the names."""
     from overlay.registry import resolve
 
-    resolutions = (resolve(name, registry) for name in models)
+    resolutions = (resolve(name, registry, served=served) for name in models)
     return {resolution.model: resolution for resolution in resolutions}
 
 

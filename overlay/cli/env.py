@@ -178,7 +178,7 @@ def _notes(
     if found.state.name != "present":
         command = common.command("prewarm", model, "--stage-source", *flags, *server_flags(server))
         yield f"{found.state.name}: the server would build it by itself; before it starts: {command}"
-    yield from _notes_by_name(entry, server)
+    yield from _notes_by_name(entry, model, server)
     yield f"what this server finds, and what not: {common.command('check', model, *server_flags(server))}"
 
 
@@ -205,10 +205,11 @@ def _notes_by_path(entry: Entry, tree: Path | None, server: Server) -> Iterator[
         yield "it holds Python of its release: add --trust-remote-code if you trust that; no registry does it for you"
 
 
-def _notes_by_name(entry: Entry, server: Server) -> Iterator[str]:
+def _notes_by_name(entry: Entry, model: str, server: Server) -> Iterator[str]:
     from overlay.consumers import sglang
 
     release = sglang.release_of(server.version)
-    is_told = entry.server is not None and (server.with_override or not entry.server.of_entry)
+    told = entry.server
+    is_told = told is not None and (server.with_override or not told.of_entry or told.overlay_repo_id == model)
     if not is_told and entry.model not in sglang.built_in(release.version):
         yield f"{server} has no overlay built in for {entry.model}: it needs --with-override, or to be served by path"

@@ -131,6 +131,13 @@ def test_an_overlay_folder_is_named_as_it_was(
     assert "not-nameable" in capsys.readouterr().err
 
 
+def test_an_overlay_by_its_own_name(world: World, document: Any) -> None:
+    """The server is given that name, and needs no table for it."""
+    start = document("env", "env", "kevin-mi/VDN-H3-overlay", "--for", "sglang==0.5.12", "--by", "name")
+    assert start["command"][3] == "kevin-mi/VDN-H3-overlay"
+    assert not any("built in" in note for note in start["notes"])
+
+
 def test_a_release_that_does_not_know_the_model(world: World, document: Any) -> None:
     """By name and without an override such a server has nothing to look up, and the user is told."""
     start = document("env", "env", MODEL, "--for", "sglang==0.5.12", "--by", "name")

@@ -95,6 +95,14 @@ def test_check_for_a_release_that_does_not_know_the_model(world: World, document
     assert "server-unknown" in [item["code"] for item in found["models"][0]["findings"]]
 
 
+def test_check_of_an_overlay_by_its_own_name(world: World, document: Callable[..., Any]) -> None:
+    """A server that is given the overlay looks for another directory, whatever its table has."""
+    found = document("check", "check", "kevin-mi/VDN-H3-overlay", "--for", "sglang==0.5.12")
+    codes = [item["code"] for item in found["models"][0]["findings"]]
+    assert "server-not-warmed" in codes
+    assert "server-unknown" not in codes
+
+
 @pytest.mark.parametrize("words", [["--for", "vllm-omni"], ["--same", "a/b", "--revision", "1" * 40, "2" * 40, *FOR]])
 def test_check_for_what_looks_nothing_up(world: World, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     """Status 2: there is nothing to check."""
