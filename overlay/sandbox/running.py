@@ -106,14 +106,13 @@ def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[d
 def _heard(stream: IO[bytes], on_output: Callable[[str], None]) -> str:
     """Read to the end; hand on the first MiB and give back the last 64 KiB, all as harmless text."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    shown, tail = 0, ""
+    shown, tail = 0, b""
     while chunk := os.read(stream.fileno(), _TAIL):
-        text = _harmless(decoder.decode(chunk))
-        tail = (tail + text)[-_TAIL:]
+        tail = (tail + chunk)[-_TAIL:]
         if shown < _MOST_SHOWN:
-            on_output(text)
-        shown += len(chunk)
-    return tail
+            on_output(_harmless(decoder.decode(chunk)))
+            shown += len(chunk)
+    return _harmless(tail.decode(errors="replace"))
 
 
 def _harmless(text: str) -> str:

@@ -138,14 +138,15 @@ _WITHOUT_EFFECT: dict[str, tuple[int | None, int | None]] = {
     "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
 }
-_PRCTL, _PRLIMIT, _CLONE, _CLONE3 = (157, 167), (302, 261), (56, 220), (435, 435)
+_PRCTL, _PRLIMIT, _CLONE, _CLONE3, _FCNTL = (157, 167), (302, 261), (56, 220), (435, 435), (72, 25)
 
 _PR_SET_DUMPABLE = 4
+_F_SETOWN, _F_SETOWN_EX = 8, 15
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS | CGROUP | UTS | IPC | USER | PID | NET
 _X32 = 0x40000000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, …, BPF_RET|K
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in seccomp_data, little-endian
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # offsets in seccomp_data, little-endian
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -174,15 +175,17 @@ def filter_program(*, signals: bool, machine: str | None = None) -> bytes | None
             number = numbers[column]
             if number is not None:
                 program += _when(_EQUAL, number, answer)
-    for call, question, low in (
-        (_PRCTL, _EQUAL, _PR_SET_DUMPABLE),  # a process that cannot be looked at cannot be measured
-        (_CLONE, _ANY_BIT, _NEW_NAMESPACES),
+    for call, argument, question, low in (
+        (_PRCTL, _FIRST_ARGUMENT, _EQUAL, _PR_SET_DUMPABLE),  # what cannot be looked at cannot be measured
+        (_CLONE, _FIRST_ARGUMENT, _ANY_BIT, _NEW_NAMESPACES),
+        (_FCNTL, _SECOND_ARGUMENT, _EQUAL, _F_SETOWN),  # another way to send signals
+        (_FCNTL, _SECOND_ARGUMENT, _EQUAL, _F_SETOWN_EX),
     ):
         program += [
             _step(_EQUAL, call[column], 0, 4),
-            _step(_LOAD, _FIRST_ARGUMENT),
+            _step(_LOAD, argument),
             *_when(question, low, _ERRNO | errno.EPERM),
-            _step(_RETURN, _ALLOW),
+            _step(_LOAD, _NUMBER),
         ]
     program += [
         _step(_EQUAL, _PRLIMIT[column], 0, 3),

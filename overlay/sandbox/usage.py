@@ -15,7 +15,7 @@ __all__ = ["MAX_ENTRIES", "Usage", "descendants", "measured", "tasks_of_user"]
 MAX_ENTRIES = 100_000
 """Files and folders that a script may leave. With more, or with paths too long to open, it is over its disk limit."""
 
-_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
+_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:", "HugetlbPages:")
 _COUNTED_FAIRLY = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 
 

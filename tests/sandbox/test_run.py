@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of
 
-from overlay.errors import BrokenInput
+from overlay.errors import BrokenInput, Untrusted
 from overlay.sandbox import OutputFile, run
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def test_output_is_harmless_and_bounded(tmp_path: Path, sandbox: Sandbox) -> Non
     shown = "".join(heard)
     assert shown.startswith("\ufffd[31m\ufffd\ufffd\ufffdx")
     assert 2**20 <= len(shown) <= 2**20 + 2**16
-    assert len(done.output_tail) == 2**16
+    assert len(done.output_tail.encode()) == 2**16
     assert done.output_tail.endswith("xä end")
 
 
@@ -177,6 +178,20 @@ def materialize(*, output_dir, **_):
     child.join()
 """
     assert set(ran(tmp_path, sandbox, script).output_tail.split()) == {"thread", "program", "fork"}
+
+
+def test_without_its_guard_nothing_goes_on(tmp_path: Path, sandbox: Sandbox) -> None:
+    """A guard that the system kills is no success, and the script ends with it."""
+
+    def kill_guard(_: str) -> None:
+        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
+            if b"overlay.sandbox.guard" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), signal.SIGKILL)
+
+    with pytest.raises(Untrusted, match="its guard ended with status -9"):
+        run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), kill_guard, sandbox=sandbox)
+
+    assert running(tmp_path) == []
 
 
 SLEEP = "import time\ndef materialize(**_):\n    print('started', flush=True)\n    time.sleep(60)"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.no_torch
 MACHINES = [("x86_64", 0xC000003E, 0), ("aarch64", 0xC00000B7, 1)]
 # Ordinary calls, by the kernel's headers: read, write, openat, mmap, execve, exit_group, futex, wait4, getpid.
 ORDINARY = {"x86_64": (0, 1, 257, 9, 59, 231, 202, 61, 39), "aarch64": (63, 64, 56, 222, 221, 94, 98, 260, 172)}
-CLONE, CLONE3, PRCTL, PRLIMIT = (56, 220), 435, (157, 167), (302, 261)
+CLONE, CLONE3, PRCTL, PRLIMIT, FCNTL = (56, 220), 435, (157, 167), (302, 261), (72, 25)
 DENIED = ERRNO | errno.EPERM
 
 
@@ -37,13 +37,14 @@ def test_arguments_decide(machine: str, audit: int, column: int) -> None:
     """Threads and forks yes, namespaces no; own limits yes, others' no; names of threads yes, hiding no."""
     program = filter_program(signals=True, machine=machine) or b""
 
-    def of(number: int, first: int) -> int:
-        return answer(program, architecture=audit, number=number, first=first)
+    def of(number: int, first: int, second: int = 0) -> int:
+        return answer(program, architecture=audit, number=number, first=first, second=second)
 
     for flag in (0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000):
         assert of(CLONE[column], flag | 17) == DENIED
     assert of(CLONE[column], 0x3D0F00) == of(CLONE[column], 0x1200011) == ALLOW  # as glibc asks for threads and forks
     assert (of(PRLIMIT[column], 0), of(PRLIMIT[column], 1)) == (ALLOW, DENIED)
+    assert (of(FCNTL[column], 8, 3), of(FCNTL[column], 0, 8), of(FCNTL[column], 0, 15)) == (ALLOW, DENIED, DENIED)
     assert (of(PRCTL[column], 15), of(PRCTL[column], 4)) == (ALLOW, DENIED)
 
 

@@ -454,6 +454,14 @@ ESCAPES = (
         f"Landlock from version 6, else {SECCOMP}",
     ),
     Escape(
+        "let a pipe send the caller a signal",
+        "import fcntl; fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, w['caller'])",
+        "script-failed: PermissionError",
+        f"{SECCOMP}, own process namespace",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
         "kill its guard",
         "if os.kill(os.getppid(), signal.SIGKILL) is None: raise PermissionError('ignored')",
         "script-failed: PermissionError",

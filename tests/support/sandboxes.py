@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SANDBOXES = available()
-JOB_LIMITS = Limits(seconds=4, memory=96 * 2**20, processes=32, disk=24 * 2**20)
+JOB_LIMITS = Limits(seconds=30, memory=96 * 2**20, processes=32, disk=24 * 2**20)
 
 
 def job_of(folder: Path, script: str, manifest: dict[str, Any] | None = None, **changes: Any) -> Job:
