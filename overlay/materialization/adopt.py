@@ -186,7 +186,6 @@ def adopt(
         report = run_report(work, replace(made, links=links), engine, time.monotonic() - started)
         adopted = sorted(path for path, how in made.links.items() if how != "present" and path not in run.absent)
         sealed = seal(work, made, identity_of_work(work, inventory, blobs), {**report, "adopted": adopted})
-        run.require_unchanged()
         swing = partial(cache.replace_folder, folder=run.status) if run.is_at_location else cache.swing_location
         published = publish(work, made, cache, sealed, swing)
     if published.tree is None or published.location is None:
@@ -299,7 +298,11 @@ def _require_expected(run: _Run, made: Made) -> None:
 
 
 def _taken(run: _Run, adoption: AdoptionWork, made: Made) -> dict[str, Linked]:
-    """Bring every file of the folder into the objects, and let it be found by its keys; says how each came."""
+    """Bring every file of the folder into the objects, and let it be found by its keys; says how each came.
+
+    Raises:
+        TryAgain: A file was changed since it was compared.
+    """
     cache, links = run.job.cache, dict(made.links)
     for step in adoption.work.steps:
         if not adoption.in_folder(step):
@@ -314,6 +317,12 @@ def _taken(run: _Run, adoption: AdoptionWork, made: Made) -> dict[str, Linked]:
                 cache.put_action(step.found.action, {"digest": file.digest, "size": file.size})
         elif step.found.entry is not file or how != "present":
             remember(cache, step.output, step.found, file)
+    try:
+        run.require_unchanged()
+    except TryAgain:  # of what was written into since it was compared, no object may be left
+        for linked in (path for path, how in links.items() if how == "hardlink"):
+            cache.drop_object(made.files[linked].digest)
+        raise
     return links
 
 

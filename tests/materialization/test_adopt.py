@@ -18,11 +18,11 @@ import pytest
 from hub_server import HubServer
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from support.children import end_child, in_child, mount_tmpfs, own_mounts, start_child
+from support.children import as_plain_user, end_child, in_child, mount_tmpfs, open_to_all, own_mounts, start_child
 from support.faults import fail_from
 from support.hubs import client_of
 from support.locks import lock_of, write_lock
-from support.models import VDN, options, vdn_registry
+from support.models import VDN, options, readable_by_all, vdn_registry
 from support.published_rule import files_of
 from support.server_trees import MARKER, edit_marker, flip, place_server_tree, server_tree
 
@@ -286,6 +286,23 @@ def test_another_filesystem_is_refused(served: Served, tmp_path: Path) -> None:
             assert code == "link-impossible"
             assert "EXDEV" in message
             assert "--cache-root" in hint
+
+
+def test_files_of_another_owner_that_the_kernel_protects_are_refused(served: Served) -> None:
+    """The kernel lets nobody link what he may not write; it is named, and nothing is copied in its place."""
+    protected = Path("/proc/sys/fs/protected_hardlinks")
+    if os.geteuid() != 0 or protected.read_text().strip() != "1":
+        pytest.skip("needs root, to be somebody else, and fs.protected_hardlinks")
+    readable_by_all(served.built.hub.root)
+    readable_by_all(served.root.parent)
+    for folder in (served.root, served.root / "materialized_models"):
+        open_to_all(folder)
+    chosen = served.options()
+    with pytest.raises(CannotWrite) as caught:
+        as_plain_user(lambda: adopt(VDN, chosen))
+    assert caught.value.code == "link-impossible"
+    assert "uid 0" in caught.value.message
+    assert not served.folder.is_symlink()
 
 
 def test_nothing_at_the_location_is_nothing_to_adopt(shared_build: Built, tmp_path: Path) -> None:
@@ -669,6 +686,33 @@ def test_what_is_written_into_meanwhile_is_not_taken(served: Served, monkeypatch
     assert caught.value.code == "input-changed"
     assert not served.folder.is_symlink()
     assert served.objects == []
+
+
+def test_no_object_is_left_of_what_is_written_into_while_it_is_linked(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object of the server's inode would hold other bytes than its name says."""
+    link_object, path = overlay.cache.store.Cache.link_object, served.folder / FUSED
+
+    def link_then_change(self: Any, source: Path, *args: Any, **named: Any) -> Any:
+        found = link_object(self, source, *args, **named)
+        if source == path:
+            last = path.read_bytes()[-1]
+            with path.open("r+b") as file:  # in place, as no server does
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last ^ 1]))
+            os.utime(path, ns=(1, time.time_ns()))
+        return found
+
+    monkeypatch.setattr(overlay.cache.store.Cache, "link_object", link_then_change)
+    with pytest.raises(TryAgain) as caught:
+        adopt(VDN, served.options())
+    assert caught.value.code == "input-changed"
+    assert not served.folder.is_symlink()
+    assert path.stat().st_nlink == 1
+    monkeypatch.undo()
+    with pytest.raises(CheckFailed):
+        adopt(VDN, served.options())
 
 
 def test_a_folder_that_was_built_anew_meanwhile_stays(
