@@ -144,7 +144,12 @@ class Prewarmed:
 @click.option("--dry-run", is_flag=True, help="Print the plan: files (-v: all), bytes, room needed. Build nothing.")
 @click.option("--only", metavar="COMPONENT", multiple=True, help="Build only this component; publish nothing.")
 @click.option("--allow-floating", is_flag=True, help="Build from a revision that the registry does not pin.")
-@click.option("--allow-script", is_flag=True, help="Run an overlay's script that a found registry.yaml pins.")
+@click.option(
+    "--allow-script",
+    is_flag=True,
+    allow_from_autoenv=False,  # to be said each time, by whoever knows where they stand
+    help="Run an overlay's script that a found registry.yaml pins.",
+)
 @click.option("--stage-source", is_flag=True, help="Leave the Hub's cache as the server of --for needs it by name.")
 @click.option("--drop-source", is_flag=True, help="Take the source out of the Hub's cache, to serve by path.")
 @server_options

@@ -98,7 +98,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
         check_location(cache.root, the_plan.location)
-    the_plan = known_plan(the_plan, cache)
+    the_plan = replace(the_plan, script=None) if is_present else known_plan(the_plan, cache)
     link: LinkMode = "auto" if is_present else options.link  # a hit links nothing, so nothing is refused
     publishes = not (is_present or options.only)
     work = survey(the_plan, inventory.repos, cache, link, TensorDigests(cache.root), publishes=publishes)

@@ -28,12 +28,18 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_found_registry_takes_a_word(
-    work: Path, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    work: Path,
+    document: Callable[..., dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Status 7 names the option; with it the script runs; a dry run says beforehand what would."""
     for words in ([], ["--dry-run"]):
         assert run(["prewarm", MODEL, *words]) == 7
         assert "--allow-script" in capsys.readouterr().err
+    monkeypatch.setenv("OVERLAY_PREWARM_ALLOW_SCRIPT", "1")
+    assert run(["prewarm", MODEL]) == 7  # a variable is no word
+    capsys.readouterr()
     assert run(["prewarm", MODEL, "--allow-script", "--dry-run"]) == 0
     told = capsys.readouterr().out
     assert f"runs _overlay/materialize.py of the overlay (sha256 {sha256(SCRIPT)}) in bubblewrap" in told

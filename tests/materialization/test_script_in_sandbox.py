@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +17,7 @@ from support.models import VDN
 from support.published_rule import files_of
 from support.scripted import MODEL, scripted_hub, scripted_options, vdn_options
 
+import overlay.sandbox
 from overlay.errors import BrokenInput
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import RECORD_NAME
@@ -20,7 +26,7 @@ from overlay.materialization.verify import verify
 from overlay.sandbox import available
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from conftest import Built
 
@@ -29,14 +35,17 @@ pytestmark = pytest.mark.slow
 MARKER = ".sglang_overlay_materialized.json"
 
 
-@pytest.fixture(autouse=True)
-def _sandbox() -> None:
-    """A machine without any has nothing to test here."""
-    if not available():
-        pytest.skip("no sandbox works here")
+@pytest.fixture(autouse=True, params=["bubblewrap", "landlock"])
+def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each sandbox that works here; a machine without any has nothing to test."""
+    found = [each for each in available() if each.name == request.param]
+    if not found:
+        pytest.skip(f"{request.param} does not work here")
+    monkeypatch.setattr(overlay.sandbox, "sandboxes", lambda: tuple(found))
+    return found[0].name
 
 
-def test_the_script_and_the_recipe_make_the_same_files(shared_build: Built, tmp_path: Path) -> None:
+def test_the_script_and_the_recipe_make_the_same_files(shared_build: Built, tmp_path: Path, sandbox: str) -> None:
     """Every file but the record and the marker, which names the overlay's revision; run once, found again."""
     hub = replace(shared_build.hub, root=shutil.copytree(shared_build.hub.root, tmp_path / "hub"))
     options = vdn_options(hub, tmp_path)
@@ -51,6 +60,7 @@ def test_the_script_and_the_recipe_make_the_same_files(shared_build: Built, tmp_
     assert {key for key in marker if marker[key] != of_recipe[key]} == {"overlay_revision", "overlay_fingerprint"}
     assert verify(done.path, level="full").ok
     record = json.loads(made[RECORD_NAME])
+    assert record["run"]["script"]["sandbox"] == sandbox
     assert record["run"]["script"]["peak_memory"] > 0
     linked = {path for path in record["run"]["claimed"] if path.endswith(".safetensors")}
     assert "text_encoder/model-00001-of-00002.safetensors" in linked  # a link, and not what the script wrote
@@ -108,3 +118,46 @@ def test_a_script_that_misbehaves_publishes_nothing(tmp_path: Path, line: str, c
     assert files_of(tmp_path / "hub") == before
     assert not list(tmp_path.glob("root/materialized_models/*"))
     assert not list(tmp_path.glob("root/.overlay/staging/*"))
+
+
+def test_a_killed_run_publishes_nothing_and_the_next_one_does(tmp_path: Path) -> None:
+    """The script dies with the run; what it had written is staging that nobody adopts."""
+    script = (
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "def materialize(*, overlay_dir, source_dir, output_dir, manifest):\n"
+        "    (Path(output_dir) / 'unet').mkdir()\n"
+        "    data = (Path(source_dir) / 'unet/w.safetensors').read_bytes()\n"
+        "    (Path(output_dir) / 'unet/made.safetensors').write_bytes(data[:-1] + b'!')\n"
+        "    for _ in range(80):\n"
+        "        (Path(output_dir) / 'beat').open('a').write('x')\n"
+        "        time.sleep(0.05)\n"
+    )
+    scripted_hub(tmp_path / "hub", script)
+    options = scripted_options(tmp_path, script)
+    command = [sys.executable, "-m", "overlay", "prewarm", MODEL, "--registry", str(options.registry), "--hub"]
+    run = subprocess.Popen([*command, str(options.hub), "--cache-root", str(options.cache_root)], stderr=-1, stdout=-1)
+    with run:
+        until(lambda: list(tmp_path.glob("root/.overlay/staging/*/output/beat")))
+        run.send_signal(signal.SIGKILL)
+    [beat] = tmp_path.glob("root/.overlay/staging/*/output/beat")
+    until(lambda: is_still(beat))
+    assert beat.stat().st_size < 80
+    assert not list(tmp_path.glob("root/materialized_models/*"))
+    assert not list(tmp_path.glob("root/.overlay/objects/*/*/*"))
+    assert materialize(MODEL, options).result == "built"
+
+
+def until(reached: Callable[[], object]) -> None:
+    """Wait for something, not for ever."""
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_still(path: Path) -> bool:
+    """Whether nobody writes to a file."""
+    before = path.stat().st_size
+    time.sleep(0.5)
+    return path.stat().st_size == before

@@ -264,6 +264,7 @@ def test_another_torch_is_another_run(tmp_path: Path, stand_in: StandIn, monkeyp
     materialize(MODEL, options)
     monkeypatch.setattr(planned, "environment", lambda: {"torch": "9"})
     assert materialize(MODEL, options).result == "present"
+    assert plan(MODEL, options).notes == ()  # a run would do nothing, so nothing would run
     shutil.rmtree(tmp_path / "root/.overlay/trees")
     shutil.rmtree(tmp_path / "root/materialized_models")
     assert materialize(MODEL, options).result == "built"
