@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -214,7 +215,7 @@ def test_broken_manifest_is_named(registry: Registry, tmp_path: Path) -> None:
         ("vdn-minimax-h3", "unknown-model", f"did you mean {VDN}?"),
         ("zzz/qqq", "unknown-model", f"known models: {VDN}, "),
         ("", "unknown-model", "known models: "),
-        ("kevin-mi/VDN-H3-overlay", "overlay-not-model", f"overlay resolve {VDN}"),
+        ("kevin-mi/VDN-H3-overlay", "overlay-not-model", f"name the model, {VDN}; or add --for sglang"),
         ("./nowhere/vdn-minimax-h3", "no-such-folder", "ls nowhere"),
         ("/nowhere/x", "no-such-folder", "ls /nowhere"),
         ("a\0b/c", "unknown-model", "known models: "),
@@ -226,6 +227,22 @@ def test_unknown_names(registry: Registry, model: str, code: str, hint: str) -> 
         resolve(model, registry)
     assert (caught.value.code, caught.value.exit_status) == (code, 2)
     assert (caught.value.hint or "").startswith(hint)
+
+
+def test_a_server_takes_an_overlay_for_its_model(registry: Registry) -> None:
+    """The pins are the entry's; the server was given the repo id and asks for its main."""
+    entry = registry.entries[VDN]
+    found = resolve("kevin-mi/VDN-H3-overlay", registry, served=True)
+    assert found.entry == replace(entry, server=ServerSpec("kevin-mi/VDN-H3-overlay", "main", None, of_entry=True))
+    assert found.notes[-1].endswith("--model-path kevin-mi/VDN-H3-overlay")
+
+
+def test_an_overlay_of_several_models_stands_for_none(registry: Registry) -> None:
+    """Each of them is named."""
+    entries = {**registry.entries, "org/second": replace(registry.entries[VDN], model="org/second")}
+    with pytest.raises(InvalidUsage) as caught:
+        resolve("kevin-mi/VDN-H3-overlay", replace(registry, entries=entries), served=True)
+    assert (caught.value.code, caught.value.data["models"]) == ("overlay-not-model", [VDN, "org/second"])
 
 
 def test_file_is_no_model(registry: Registry, tmp_path: Path) -> None:
