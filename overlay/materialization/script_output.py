@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from overlay.cache import is_small
+from overlay.consumers import sglang
 from overlay.errors import BrokenInput, OverlayError
 from overlay.fingerprint import file_digest
-from overlay.formats.files import Folder, safe_path
+from overlay.formats.files import safe_path
 from overlay.formats.header import read_header
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
-from overlay.formats.model_index import INDEX_NAMES, read_model_index
 from overlay.formats.wording import some
 from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
 
@@ -37,26 +37,19 @@ _OURS = (MARKER_NAME, RECORD_NAME)
 
 
 def check_output(files: Iterable[Left], stage: Stage, where: str) -> None:
-    """Refuse what no server would load: no model index, a component without a folder, weights that are none.
+    """Refuse what no server would load: no model index, a component that is none, weights that are none.
 
     Raises:
         BrokenInput: It is that.
     """
-    paths = [file.path for file in files]
-    index = next((name for name in INDEX_NAMES if name in paths), None)
-    if index is None:
-        raise _bad(where, f"left neither {' nor '.join(INDEX_NAMES)}; a server loads no tree without it")
-    top = {path.partition("/")[0] for path in paths if "/" in path}
+    if why := sglang.why_incomplete(stage.output, sglang.release_of(None), by_path=True):
+        raise _bad(where, f"left a tree that no server loads: {some(why)}")
     try:
-        if missing := sorted({*read_model_index(Folder(stage.output), index).components} - top):
-            raise _bad(where, f"left no folder for what {index} names: {some(missing, 20)}")
-        for path in paths:
-            safe_path(path, "output")
-            if path.endswith(".safetensors"):
-                read_header(stage.output / path)
+        for file in files:
+            safe_path(file.path, "output")
+            if file.path.endswith(".safetensors"):
+                read_header(stage.output / file.path)
     except OverlayError as error:
-        if error.code == "script-output":
-            raise
         raise _bad(where, f"left a file that is not what its name says: {error.message}") from error
 
 

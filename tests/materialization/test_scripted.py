@@ -427,15 +427,26 @@ def test_a_script_makes_all_or_nothing(tmp_path: Path, stand_in: StandIn) -> Non
     ("body", "words"),
     [
         ("    (out / 'model_index.json').unlink()\n", "model_index.json"),
-        ("    pass\n", "no folder for what model_index.json names: unet"),
+        ("    pass\n", "unet: there is no such component"),
         ("    (out / 'model_index.json').write_text('{')\n" + ENOUGH, "model_index.json"),
         (ENOUGH + "    (out / 'unet/y.safetensors').write_bytes(b'short')\n", "y.safetensors"),
+        ("    (out / 'unet').mkdir()\n    (out / 'unet/config.json').write_text('{}')\n", "unet: has no weights"),
         (ENOUGH + "    (out / 'unet/y.bin').write_bytes(b'')\n", "y.bin"),
         (ENOUGH + "    (out / 'y').symlink_to('/etc/passwd')\n", "/etc/passwd"),
         (ENOUGH + "    import os; os.mkfifo(out / 'y')\n", "pipe"),
         (ENOUGH + "    (out / 'a\\\\b').write_text('x')\n", "backslash"),
     ],
-    ids=["no index", "no component", "broken index", "broken weights", "pickle", "link out", "pipe", "bad name"],
+    ids=[
+        "no index",
+        "no component",
+        "broken index",
+        "broken weights",
+        "no weights",
+        "pickle",
+        "link out",
+        "pipe",
+        "bad name",
+    ],
 )
 def test_what_may_not_be_taken_over(tmp_path: Path, stand_in: StandIn, body: str, words: str) -> None:
     """It is named, and nothing is published or kept."""
