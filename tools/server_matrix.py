@@ -82,7 +82,7 @@ class Outcome:
     """What came of one start of a server.
 
     Attributes:
-        is_hit: The warmed directory came back, and nothing below the cache root was touched.
+        is_hit: The warmed directory came back, nothing below the cache root was touched, and nothing was locked.
         requests: That the Hub got.
         payload: Bytes of files that it sent.
         text: What the server said or gave instead, where it is no hit.
@@ -209,14 +209,14 @@ def start(here: World, release: Path, model: str, path: str, variables: dict[str
         path: The warmed directory.
         variables: Of the server, besides those that turn it to this world.
     """
-    before, asked = _traces(here.root / "cache", path), len(here.server.requests)
+    before, asked = _traces(here, path), len(here.server.requests)
     index, served = ask(
         release,
         [["read_index", model], ["serve", model]],
         **{**variables, "HF_ENDPOINT": here.server.url, "TMPDIR": str(here.root / "tmp")},
     )
     requests = here.server.requests[asked:]
-    untouched = _traces(here.root / "cache", path) == before
+    untouched = _traces(here, path) == before
     is_hit = untouched and index.get("is") == PIPELINE and os.path.realpath(served.get("is", "")) == path
     failed = next((answer for answer in (index, served) if "is" not in answer), served)
     text = "" if is_hit else str(failed.get("text", failed.get("is")))
@@ -225,9 +225,10 @@ def start(here: World, release: Path, model: str, path: str, variables: dict[str
     return Outcome(is_hit, len(requests), payload, text)
 
 
-def _traces(cache: Path, path: str) -> dict[str, tuple[int, int, int]]:
-    """Everything that building again would change: what lies where servers look, and the tree itself."""
-    found = [*(cache / "materialized_models").rglob("*"), *Path(path).rglob("*")]
+def _traces(here: World, path: str) -> dict[str, tuple[int, int, int]]:
+    """Everything that a server changes that builds: what lies where it looks, the tree itself, locks."""
+    locks = (here.root / "tmp").glob("*.lock")
+    found = [*(here.root / "cache/materialized_models").rglob("*"), *Path(path).rglob("*"), *locks]
     return {str(item): ((stat := item.lstat()).st_ino, stat.st_size, stat.st_mtime_ns) for item in found}
 
 

@@ -64,7 +64,7 @@ def test_the_server_takes_what_was_warmed(version: str, mode: Mode, hub: HubFold
 def test_a_server_does_not_find_what_is_built_at_another_pin_than_its_table_has(
     version: str, hub: HubFolder, tmp_path: Path
 ) -> None:
-    """Offline it fails at its start, for it lacks its table's overlay; told by an exported registry it finds it."""
+    """Offline it lacks its table's overlay, online it fetches that and builds; told the pins, it finds the directory."""
     other = bump_overlay_readme(server_matrix.copied_hub(hub, tmp_path / "hub"))
     flags = ("--for", f"sglang=={version}")
     with world(tmp_path / "world", other) as here:
@@ -72,10 +72,15 @@ def test_a_server_does_not_find_what_is_built_at_another_pin_than_its_table_has(
         here.overlay("prewarm", MODEL, *flags, "-q")
         path = here.overlay("path", MODEL, *flags)
         start = json.loads(here.overlay("env", MODEL, *flags, "--by", "name", "--json"))
-        missed = server_matrix.start(here, unpacked("sglang", version), MODEL, path, start["env"])
-        row = try_mode(here, Mode("by name", override=True), version, unpacked("sglang", version))
+        release = unpacked("sglang", version)
+        missed = server_matrix.start(here, release, MODEL, path, start["env"])
+        built = server_matrix.start(here, release, MODEL, path, {**start["env"], "HF_HUB_OFFLINE": "0"})
+        row = try_mode(here, Mode("by name", override=True), version, release)
     assert not missed.is_hit
     assert missed.requests == 0
+    assert not built.is_hit
+    assert built.payload > 0
+    assert "this script must not run" in built.text
     assert row.offline == row.online == Outcome(is_hit=True, requests=0, payload=0)
 
 
