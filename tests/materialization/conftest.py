@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.checkpoints import tiny_hub
 from support.models import VDN, copy_root, options
+from support.server_trees import ServerFolder, server_tree
 
 from overlay.materialization.materialize import Materialization, materialize
 
@@ -70,3 +71,15 @@ def built(shared_build: Built, tmp_path: Path) -> Built:
     """The same with a cache root of the test's own."""
     root = copy_root(shared_build.root, tmp_path / "root")
     return Built(shared_build.hub, root, shared_build.result)
+
+
+@pytest.fixture(scope="session")
+def plain_tree(shared_build: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a server builds of the tiny checkpoint: copy it, never write into it."""
+    return server_tree(shared_build.hub, tmp_path_factory.mktemp("server") / "tree")
+
+
+@pytest.fixture
+def served(shared_build: Built, plain_tree: Path, tmp_path: Path) -> ServerFolder:
+    """A server's folder of the test's own."""
+    return ServerFolder(shared_build, plain_tree, tmp_path / "root")
