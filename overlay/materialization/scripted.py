@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from overlay.cache import Cache
     from overlay.materialization.inputs import Inputs
     from overlay.materialization.job import Job
+    from overlay.materialization.script_stage import Stage
     from overlay.materialization.survey import Work
-    from overlay.planning.outputs import OutputFile
+    from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
     from overlay.planning.scripted import Script
     from overlay.registry import Registry, Resolution
@@ -148,7 +149,7 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
     inputs = fetch_files(work.plan.given, work.missing, repos, job.phase)
     seen = _check(work.plan, inputs, job)
     wheels = bring_wheels(script, cache, job.options)
-    where = job.inventory.overlay.where(script.path) if job.inventory.overlay else script.path
+    where = f"{script.overlay_name}/{script.path}"
     with cache.staging() as folder:
         made = stage(folder, script, inputs, wheels, cache)
         with job.phase("script", 0):
@@ -177,7 +178,7 @@ def script_notes(plan: Plan) -> tuple[str, ...]:
     return (f"{runs}: what it writes is known then, at most {most}",)
 
 
-def _run(made: Any, script: Script, sandbox: Sandbox) -> Ran:
+def _run(made: Stage, script: Script, sandbox: Sandbox) -> Ran:
     from overlay.sandbox import Job as SandboxJob
     from overlay.sandbox import Limits, run
 
@@ -193,7 +194,21 @@ def _run(made: Any, script: Script, sandbox: Sandbox) -> Ran:
         environ=made.environ,
         limits=Limits(limits.seconds or 0, limits.memory or 0, limits.processes or 0, limits.disk or 0),
     )
-    return run(job, lambda _text: None, sandbox=sandbox)
+    try:
+        return run(job, lambda _text: None, sandbox=sandbox)
+    except BrokenInput as error:
+        raise _named(error, made, script) from error
+
+
+def _named(error: BrokenInput, made: Stage, script: Script) -> BrokenInput:
+    """The same error in words that last longer than the folders of the run."""
+
+    def lasting(text: str) -> str:
+        return text.replace(str(made.overlay), script.overlay_name).replace(f"{made.root}/", "")
+
+    hint = f"--json shows what it printed; {error.hint}" if "output" in error.data else error.hint
+    data = {key: lasting(value) if isinstance(value, str) else value for key, value in error.data.items()}
+    return BrokenInput(lasting(error.message), code=error.code, hint=hint, **data)
 
 
 def _check(plan: Plan, inputs: Inputs, job: Job) -> dict[str, tuple[int, ...]]:
@@ -201,7 +216,7 @@ def _check(plan: Plan, inputs: Inputs, job: Job) -> dict[str, tuple[int, ...]]:
     repos, memo = job.inventory.repos, job.memo
     seen = {f"{item.repo}/{item.path}": file_identity(inputs.path(item)) for item in plan.given}
 
-    def check(item: Any) -> None:
+    def check(item: Input) -> None:
         repo = repos[item.repo]
         if repo.shared_store:
             check_digests(repo, {item.path: inputs.path(item)}, memo)

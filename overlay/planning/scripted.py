@@ -59,6 +59,7 @@ class Script:
     """The overlay's own Python and all that it is given.
 
     Attributes:
+        overlay_name: The overlay, for messages.
         path: In the overlay.
         sha256: 64 hex digits; what the entry pins.
         code: The script.
@@ -70,6 +71,7 @@ class Script:
         limits: What it may take, complete.
     """
 
+    overlay_name: str
     path: str
     sha256: str
     code: bytes
@@ -115,6 +117,7 @@ def python(entry: Entry, sources: Sources, _rule: str) -> Outcome:
     source_given = tuple(source(name) for name in given)
     needs = tuple(_given(entry, sources))
     script = Script(
+        overlay_name=overlay.files.name,
         path=path,
         sha256=sha256,
         code=code,

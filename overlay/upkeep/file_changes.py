@@ -54,7 +54,7 @@ def needed_files(subject: Subject) -> Mapping[str, AbstractSet[str]]:
     """
     inventory = subject.inventory
     repos, overlay = inventory.repos, inventory.overlay
-    if subject.entry.recipe.name == "python":
+    if not subject.entry.is_buildable:
         return {name: set(repo.paths()) for name, repo in repos.items()}
     needed: dict[str, set[str]] = {name: set() for name in repos}
     if overlay is not None:

@@ -115,12 +115,15 @@ def test_a_script_that_misbehaves_publishes_nothing(tmp_path: Path, line: str, c
     with pytest.raises(BrokenInput, match=words) as caught:
         materialize(MODEL, scripted_options(tmp_path, script, limits=", limits: {time: 4s}"))
     assert caught.value.code == code
+    assert str(caught.value).startswith(f"{tmp_path}/hub/acme/overlay/{'b' * 40}/_overlay/materialize.py: ")
+    assert "staging" not in f"{caught.value} {caught.value.data}"
+    assert "--json" in str(caught.value.hint)
     assert files_of(tmp_path / "hub") == before
     assert not list(tmp_path.glob("root/materialized_models/*"))
     assert not list(tmp_path.glob("root/.overlay/staging/*"))
 
 
-def test_a_killed_run_publishes_nothing_and_the_next_one_does(tmp_path: Path) -> None:
+def test_h20_a_killed_script_publishes_nothing_and_the_next_run_does(tmp_path: Path) -> None:
     """The script dies with the run; what it had written is staging that nobody adopts."""
     script = (
         "import os, time\n"
