@@ -64,7 +64,7 @@ def test_the_server_takes_what_was_warmed(version: str, mode: Mode, hub: HubFold
 def test_a_server_does_not_find_what_is_built_at_another_pin_than_its_table_has(
     version: str, hub: HubFolder, tmp_path: Path
 ) -> None:
-    """Offline it lacks its table's overlay, online it fetches that and builds; told the pins, it finds the directory."""
+    """Offline it lacks its table's overlay, online it fetches that and builds; told the pins, it finds the tree."""
     other = bump_overlay_readme(server_matrix.copied_hub(hub, tmp_path / "hub"))
     flags = ("--for", f"sglang=={version}")
     with world(tmp_path / "world", other) as here:
