@@ -11,6 +11,7 @@ import ctypes
 import os
 import pwd
 import random
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -40,6 +41,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/self")
 _LEAST_ABI, _ABI_OF_SCOPES = 3, 6  # Linux 6.2: no truncation of others' files; 6.12: no signals to others
 _OPEN_FILES = 1024
+_TO_BECOME_ANOTHER = 0b11100011  # CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID
 _MEANWHILE = 16  # processes that an ordinary user may start beside the script: the guard, and others
 
 
@@ -67,7 +69,13 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
         raise Unusable("the seccomp filter is not written for this architecture")
     return {
         "caller": os.getpid(),
-        "command": [*wrapper, str(_interpreter()), *("-I", "-S", "-B", "-u", "-X", "utf8"), inside.__file__],
+        "command": [
+            *wrapper,
+            str(_interpreter()),
+            *("-I", "-S", "-B", "-u", "-X", "utf8"),
+            inside.__file__,
+            str(scratch),
+        ],
         "environ": {
             **job.environ,
             "HOME": str(scratch),
@@ -78,7 +86,6 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
         "folders": [str(job.output_dir), str(scratch)],
         "limits": {name: getattr(job.limits, name) for name in ("seconds", "memory", "processes", "disk")},
         "inside": {
-            "home": str(scratch),
             "landlock": landlock,
             "rlimits": _rlimits(job.limits, user),
             "user": user,
@@ -111,6 +118,9 @@ def unprivileged_user() -> int | None:
         return None
     ranges = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     first, _, count = max(ranges, key=lambda found: found[2])
+    effective = re.search(r"^CapEff:\s*(\w+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if effective is None or int(effective[1], 16) & _TO_BECOME_ANOTHER != _TO_BECOME_ANOTHER:
+        raise Unusable("root lacks the privileges here to give the script a user of its own")
     if count < 2**15:
         raise Unusable("there is no unprivileged user number in this container to give the script")
     lowest = 2 * 10**9 if count > 2**31 else first + count // 2

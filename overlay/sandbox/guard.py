@@ -45,6 +45,8 @@ def main() -> None:
         assert child.stdin is not None  # noqa: S101 - it was asked for
         with child.stdin as inside:
             inside.write(json.dumps(order["inside"]).encode())
+        if order["inside"]["user"] is not None:
+            _look_as(order["inside"]["user"])
         for usage in _looks(child.pid, order["folders"], order["limits"]["memory"]):
             peak = max(peak, usage.memory)
             over = _over(usage, time.monotonic() - began, order["limits"])
@@ -58,6 +60,17 @@ def main() -> None:
         {"status": status, "limit": over, "peak_memory": peak, "seconds": time.monotonic() - began},
         sys.stdout,
     )
+
+
+def _look_as(user: int) -> None:
+    """Read files as the script's user: root may not look at others' processes in most containers."""
+    libc = ctypes.CDLL(None)
+    libc.setfsgid(user)
+    libc.setfsuid(user)
+    header, mine = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    libc.capget(header, mine)
+    mine[0], mine[3] = mine[1], mine[4]  # what is permitted is effective again, as before the change
+    libc.capset(header, mine)
 
 
 def _looks(pid: int, folders: list[str], memory: int) -> Iterator[Usage]:

@@ -1,8 +1,8 @@
 """The program inside a sandbox: shuts the last doors behind itself, then calls the script's ``materialize``.
 
 Started as a file of its own by the interpreter in isolated mode, so it imports nothing of this package. What to do
-comes as one JSON object on standard input. Nothing of the script runs before ``_confine`` is done, and any part of that
-which fails ends the process.
+comes as one JSON object on standard input, its scratch folder as the only argument. Nothing of the script runs before
+``_confine`` is done, and any part of that which fails ends the process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ MODULE = "_sglang_overlay_materializer"
 FAILED, NOT_CONFINED, NO_PROCESSES, NO_DISK, LEFT_BEHIND = 91, 92, 93, 94, 95
 _ENDS = {errno.EAGAIN: NO_PROCESSES, errno.EFBIG: NO_DISK}
 
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 8, 22
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 4, 8, 22
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
 _PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE = 47, 2
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
-_CAP_DAC_READ_SEARCH = 2
+_TO_READ_ALL = (
+    2,
+    1,
+)  # CAP_DAC_READ_SEARCH; else CAP_DAC_OVERRIDE, all that containers have: Landlock bounds its writing
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _RULE_PATH_BENEATH = 444, 445, 446, 1
 
 # Rights of Landlock. None to make devices, sockets and pipes, or to run a program from a folder that can be written.
@@ -69,7 +72,7 @@ def main() -> NoReturn:
 
 def _confine(order: dict[str, Any]) -> None:
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
-    os.chdir(order["home"])
+    os.chdir(sys.argv[1])
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")  # to see what the script leaves behind
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123 - pathlib costs start-up time
         score.write("1000")  # of all processes of this machine, the kernel shall take these first
@@ -81,6 +84,7 @@ def _confine(order: dict[str, Any]) -> None:
     _drop_privileges(order["user"])
     if order["landlock"] is not None:  # after the change of user, which would undo it; bubblewrap has its own
         _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # else the guard may not look at what it uses
     steps = base64.b64decode(order["seccomp"])
     program = _Filter(len(steps) // 8, steps)
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp")
@@ -112,16 +116,17 @@ def _drop_privileges(user: int | None) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     had = (ctypes.c_uint32 * 6)()
     _check(_libc.capget(header, had), "capget")
-    kept = 0
+    kept = None
     if user is not None:
-        kept = had[1] & (1 << _CAP_DAC_READ_SEARCH)
+        kept = next((number for number in _TO_READ_ALL if had[1] & 1 << number), None)
         _check(_libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0), "keepcaps")
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0)), "capset")
-    if kept:  # also for programs that the script starts
-        _check(_libc.prctl(_PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE, _CAP_DAC_READ_SEARCH, 0, 0), "ambient capability")
+    bit = 0 if kept is None else 1 << kept
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)(bit, bit, bit, 0, 0, 0)), "capset")
+    if kept is not None:  # also for programs that the script starts
+        _check(_libc.prctl(_PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE, kept, 0, 0), "ambient capability")
 
 
 def _check(answer: int, what: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.escapes import ESCAPES, PREAMBLE, Escape
-from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of
+from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of, left_running
 
 from overlay.errors import BrokenInput
 from overlay.sandbox import run
@@ -87,7 +87,6 @@ def ended(escape: Escape, sandbox: Sandbox, tmp_path: Path, world: dict[str, Any
     """How the run ended, as the table names it, and all that was heard of it."""
     limits = replace(JOB_LIMITS, seconds=1) if escape.named.endswith("seconds") else JOB_LIMITS
     job = job_of(tmp_path, script_of(escape), facts(world), limits=limits)
-    job.environ["OVERLAY_TEST_MARK"] = str(tmp_path)
     (job.source_dir / "link-to-secret").symlink_to(world["secret"])
     (job.source_dir / "link-to-outside").symlink_to(world["outside"])
     for name, folder in {"here": tmp_path, "path": tmp_path / "planted", "user": Path(world["home"])}.items():
@@ -122,7 +121,7 @@ def test_it_is_stopped_and_named(escape: Escape, sandbox: Sandbox, tmp_path: Pat
     assert (tmp_path / "source/config.json").read_text() == "{}"
     assert not Path("/written").exists()
     assert arrived(world) == []
-    assert left_running(str(tmp_path)) == []
+    assert left_running() == []
 
 
 @pytest.mark.parametrize("escape", [each for each in ESCAPES if each.free], ids=lambda escape: escape.what)
@@ -139,15 +138,3 @@ def test_it_would_work_outside(escape: Escape, tmp_path: Path, world: dict[str, 
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def left_running(mark: str) -> list[str]:
-    """Processes that were started with this mark in their environment."""
-    return [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if mark in environment(path)]
-
-
-def environment(path: Path) -> str:
-    try:
-        return path.read_bytes().decode(errors="replace")
-    except OSError:
-        return ""  # it has ended, or is of another user

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of
+from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of, left_running
 
 from overlay.errors import BrokenInput, Untrusted
 from overlay.sandbox import OutputFile, run
@@ -191,7 +191,7 @@ def test_without_its_guard_nothing_goes_on(tmp_path: Path, sandbox: Sandbox) -> 
     with pytest.raises(Untrusted, match="its guard ended with status -9"):
         run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), kill_guard, sandbox=sandbox)
 
-    assert running(tmp_path) == []
+    assert left_running() == []
 
 
 SLEEP = "import time\ndef materialize(**_):\n    print('started', flush=True)\n    time.sleep(60)"
@@ -208,7 +208,7 @@ def test_an_interrupt_ends_it(tmp_path: Path, sandbox: Sandbox) -> None:
         run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), interrupt, sandbox=sandbox)
 
     assert time.monotonic() - began < 40
-    assert running(tmp_path) == []
+    assert left_running() == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -228,26 +228,14 @@ run(job, lambda text: print(text, flush=True), sandbox=Sandbox({sandbox.name!r},
     ) as caller:
         assert caller.stdout is not None
         assert caller.stdout.readline() == b"started\n"
-        assert running(tmp_path) != []
+        assert left_running() != []
         caller.send_signal(number)
         caller.stdout.read()
 
     until = time.monotonic() + 20
-    while running(tmp_path) and time.monotonic() < until:
+    while left_running() and time.monotonic() < until:
         time.sleep(0.02)
-    assert running(tmp_path) == []
-
-
-def running(tmp_path: Path) -> list[str]:
-    """Sandboxed processes whose environment names the test's folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"PYTHONSTARTUP={tmp_path}".encode() in path.read_bytes():
-                found.append(path.parent.name)
-        except OSError:
-            continue
-    return found
+    assert left_running() == []
 
 
 @pytest.mark.parametrize("wrong", ["hard link", "input inside", "limit"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from overlay.sandbox import Job, Limits, available
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SANDBOXES = available()
 JOB_LIMITS = Limits(seconds=30, memory=96 * 2**20, processes=32, disk=24 * 2**20)
@@ -34,3 +33,15 @@ def job_of(folder: Path, script: str, manifest: dict[str, Any] | None = None, **
         "limits": JOB_LIMITS,
     }
     return Job(**values | changes)
+
+
+def left_running() -> list[str]:
+    """Sandboxed processes that were started in this test: they name its own folder for temporary files."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if f"inside.py\0{tempfile.gettempdir()}/".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            continue  # it has ended
+    return found
