@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hub_server import HubServer
+from support.hubs import add_repo, client_of, commit
 from support.models import VDN
 from support.published_rule import files_of
 from support.scripted import MODEL, scripted_hub, scripted_options, vdn_options
@@ -95,6 +97,36 @@ def test_what_it_finds_in_its_folder_it_may_change(tmp_path: Path) -> None:
     assert "unet/v.safetensors" in made
     assert "unet/w.safetensors" not in made
     assert files_of(tmp_path / "hub") == before
+
+
+def test_it_reads_the_hubs_cache_and_nothing_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blobs of source and needs where the client put them; a token beside them is out of reach."""
+    script = (
+        "from pathlib import Path\n"
+        "from huggingface_hub import get_token, hf_hub_download\n"
+        "def materialize(*, overlay_dir, source_dir, output_dir, manifest):\n"
+        "    out, weights = Path(output_dir), Path(source_dir, 'unet/w.safetensors')\n"
+        "    (out / 'unet').mkdir()\n"
+        "    (out / 'unet/w.safetensors').symlink_to(weights.resolve())\n"
+        "    (out / 'unet/config.json').write_text(Path(hf_hub_download('acme/need', 'a/b.txt')).read_text())\n"
+        "    assert get_token() is None\n"
+        "    try:\n"
+        "        (weights.resolve().parents[3] / 'token').read_text()\n"
+        "    except OSError:\n"
+        "        return\n"
+        "    raise RuntimeError('the token could be read')\n"
+    )
+    scripted_hub(tmp_path / "hub", script)
+    add_repo(tmp_path / "hub", "acme/need", commit("c"), {"a/b.txt": "needed"})
+    with HubServer(tmp_path / "hub") as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf/token").write_text("hf_secret")
+        needs = f"needs: [{{repo: acme/need, revision: {commit('c')}}}]"
+        done = materialize(MODEL, replace(scripted_options(tmp_path, script, needs=needs), hub=None))
+    assert done.path is not None
+    assert files_of(done.path)["unet/config.json"] == b"needed"
+    assert json.loads((done.path / RECORD_NAME).read_bytes())["run"]["claimed"] == ["unet/w.safetensors"]
+    assert done.counters.downloaded == 16
 
 
 @pytest.mark.parametrize(
