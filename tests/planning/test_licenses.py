@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from support.hubs import add_repo, commit
+from support.models import write_registry
 from support.small_models import BASE_REPO, MODEL, STYLE_REPO, small_options, write_small_hub
 
 from overlay.formats.licenses import MAX_LICENSE_FILE, is_license
+from overlay.materialization.request import Options
 from overlay.planning.outputs import CarriedFile
 
 if TYPE_CHECKING:
@@ -62,3 +64,26 @@ def test_what_the_recipe_has_at_that_place_stays(hub: Path, plan_of: Planner) ->
     [there] = [output for output in outputs if output.path == "licenses/acme__base/LICENSE"]
     assert isinstance(there, CarriedFile)
     assert there.input.path == "licenses/acme__base/LICENSE"
+
+
+def test_of_an_overlay_repo_only_what_a_server_downloads_too(hub: Path, plan_of: Planner) -> None:
+    """Its bare LICENSE in the snapshot would change the fingerprint, and so where the server looks."""
+    add_repo(hub, "acme/source", commit("a"), {"a.json": "{}"})
+    papers = {"LICENSE": "never fetched", "LICENSE.md": "fetched"}
+    index = '{"_class_name": "P", "_diffusers_version": "0", "scheduler": ["diffusers", "S"]}'
+    manifest = '{"file_mappings": [{"src": "a.json", "dst": "scheduler/a.json"}]}'
+    own = {"model_index.json": index, "_overlay/overlay_manifest.json": manifest}
+    add_repo(hub, "acme/overlay", commit("b"), papers | own)
+    registry = write_registry(
+        hub,
+        f"""\
+  acme/source:
+    source: {{revision: {commit("a")}}}
+    overlay: {{repo: acme/overlay, revision: {commit("b")}}}
+    recipe: {{name: mappings}}
+""",
+    )
+    plan = plan_of("acme/source", Options(registry=registry, hub=hub))
+    licences = [output.path for output in plan.outputs if output.path.startswith("licenses/")]
+    assert licences == ["licenses/acme__overlay/LICENSE.md"]
+    assert "LICENSE" not in {item.path for item in plan.inputs()}
