@@ -99,9 +99,9 @@ def _proven(
             differ.append(inside)
     if differ:
         raise _differing(here, there, [taken[inside] for inside in differ], differ)
-    return f"{counted(len(taken), 'file')} of {here} shared: {'equal to' if told else 'named as in'} {there}" + (
-        ", by their digests" if told else ""
-    )
+    what, whose = f"{book.repo}/{part['path']}", f"{twin.repo}/{part['same_as']['path']}"
+    how = f"equal to {whose} by their digests" if told else f"named as in {whose}; nobody read them yet"
+    return f"{what}: {counted(len(taken), 'file')} {how}"
 
 
 def _is_equal(book: InputBook, path: str, twin: InputBook, other: str) -> bool:
