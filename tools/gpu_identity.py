@@ -134,7 +134,7 @@ class Inputs:
             a = self._put(f"{name}.a{index}", case.rank, case.cols, case.pair_dtype, case.magnitude, 2 * index + 1)
             b = self._put(f"{name}.b{index}", case.rows, case.rank, case.pair_dtype, case.magnitude, 2 * index + 2)
             terms.append(Term(f"adapter{index}", "A", "B", a, b, case.pair_dtype, case.rank, case.scale))
-        piece = Fused(weight, case.dtype, case.rows, case.cols, tuple(terms))
+        piece = Fused.whole(weight, case.dtype, case.rows, case.cols, tuple(terms))
         return OutputTensor("weight", case.dtype, (case.rows, case.cols), (piece,))
 
     def _put(self, path: str, rows: int, cols: int, dtype: str, magnitude: float, seed: int) -> Range:
