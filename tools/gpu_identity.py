@@ -140,9 +140,10 @@ class Inputs:
     def _put(self, path: str, rows: int, cols: int, dtype: str, magnitude: float, seed: int) -> Range:
         file = self._folder / path
         if not file.exists():
-            generator = torch.Generator(GPU).manual_seed(seed)
-            values = torch.randn(rows, cols, generator=generator, device=GPU) * magnitude
-            pick = torch.randint(0, 64, (rows, cols), generator=generator, device=GPU)
+            device = GPU if torch.cuda.is_available() else "cpu"  # other values there, as good
+            generator = torch.Generator(device).manual_seed(seed)
+            values = torch.randn(rows, cols, generator=generator, device=device) * magnitude
+            pick = torch.randint(0, 64, (rows, cols), generator=generator, device=device)
             for index, special in enumerate((0.0, -0.0, 3e-39, -6e-8)):  # the last two are subnormal in BF16 and F16
                 values[pick == index] = special if seed == 0 or index < 2 else 0.0  # noqa: PLR2004  # the zeros
             file.write_bytes(values.to(DTYPES[dtype]).cpu().view(torch.uint8).numpy().data)
