@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from overlay.errors import OverlayError
-    from overlay.materialization.adopt import Adoption, adopt
+    from overlay.materialization.adoption.adopt import Adoption, adopt
     from overlay.materialization.compare import Comparison, compare
     from overlay.materialization.fuse import Fusion, fuse
     from overlay.materialization.lease import lease
@@ -29,8 +29,8 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "OverlayError": "overlay.errors",
-    "Adoption": "overlay.materialization.adopt",
-    "adopt": "overlay.materialization.adopt",
+    "Adoption": "overlay.materialization.adoption.adopt",
+    "adopt": "overlay.materialization.adoption.adopt",
     "Comparison": "overlay.materialization.compare",
     "compare": "overlay.materialization.compare",
     "Fusion": "overlay.materialization.fuse",

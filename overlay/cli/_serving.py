@@ -12,8 +12,8 @@ from overlay.formats.wording import counted, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from overlay.materialization.by_name import Staged
-    from overlay.materialization.dropping import Dropped
+    from overlay.materialization.serving.by_name import Staged
+    from overlay.materialization.serving.dropping import Dropped
 
 __all__ = [
     "DroppedSource",

@@ -17,7 +17,7 @@ from overlay.formats.wording import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from overlay.materialization.adopt_survey import AdoptionWork
+    from overlay.materialization.adoption.survey import AdoptionWork
     from overlay.materialization.survey import Step
 
 __all__ = ["Adopted", "AdoptedFile", "AdoptionPlan", "FileToAdopt", "adopt"]
@@ -113,7 +113,7 @@ def adopt(common: Common, target: str, dry_run: bool, **choices: Any) -> None:
     """
     options = common.options(**choices)
     if dry_run:
-        from overlay.materialization.adopt import plan_adoption
+        from overlay.materialization.adoption.adopt import plan_adoption
 
         planned = _planned(plan_adoption(target, options, phase=phases(common.output)), options)
         common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))

@@ -189,9 +189,9 @@ def _waiting(model: str, output: Output) -> Callable[[str], None]:
 
 def _planned(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PlannedModel:
     from overlay.cache.probe import filesystem_of
-    from overlay.materialization.by_name import plan_by_name
-    from overlay.materialization.dropping import plan_drop, require_source_of_hub
     from overlay.materialization.request import open_cache
+    from overlay.materialization.serving.by_name import plan_by_name
+    from overlay.materialization.serving.dropping import plan_drop, require_source_of_hub
 
     if drop:
         require_source_of_hub(model, options)
@@ -228,8 +228,8 @@ def _planned_file(step: Step) -> PlannedFile:
 
 
 def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PrewarmedModel:
-    from overlay.materialization.by_name import materialize_by_name
-    from overlay.materialization.dropping import drop_source, require_source_of_hub
+    from overlay.materialization.serving.by_name import materialize_by_name
+    from overlay.materialization.serving.dropping import drop_source, require_source_of_hub
 
     on_wait = _waiting(model, output)
     staged = dropped = None

@@ -23,7 +23,7 @@ from overlay.materialization.publishing import Published, publish, seal, where_o
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
 from overlay.materialization.resolve import location_at_hand
-from overlay.materialization.scripted import known_plan, require_trusted, script_notes, settled_by_script
+from overlay.materialization.scripted.run import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import identity_of, pins_of, run_report
 from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.state import find_state, is_settled

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from overlay.hub import Inventory
     from overlay.materialization.build import Made
     from overlay.materialization.locking.deviations import Rebuilt
-    from overlay.materialization.scripted import ScriptRun
+    from overlay.materialization.scripted.run import ScriptRun
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import AdapterUse, Plan

@@ -32,11 +32,11 @@ from support.server_trees import (
 import overlay.cache.links
 import overlay.cache.replacing
 import overlay.cache.store
-import overlay.materialization.adopt
+import overlay.materialization.adoption.adopt
 import overlay.materialization.sinks
 from overlay.errors import CannotWrite, CheckFailed, InvalidUsage, NotHere
 from overlay.fusion.output import PartialFile
-from overlay.materialization.adopt import adopt, plan_adoption
+from overlay.materialization.adoption.adopt import adopt, plan_adoption
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.request import Options

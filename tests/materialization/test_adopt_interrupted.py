@@ -24,10 +24,10 @@ from support.server_trees import (
 import overlay.cache.links
 import overlay.cache.replacing
 import overlay.cache.store
-import overlay.materialization.adopt
+import overlay.materialization.adoption.adopt
 import overlay.materialization.sinks
 from overlay.errors import CannotWrite, CheckFailed, NotHere, TryAgain
-from overlay.materialization.adopt import adopt, plan_adoption
+from overlay.materialization.adoption.adopt import adopt, plan_adoption
 from overlay.materialization.materialize import plan
 from overlay.materialization.resolve import resolve
 from overlay.materialization.verify import verify
@@ -63,7 +63,7 @@ def test_two_adoptions_at_once_end_in_one_tree(served: ServerFolder) -> None:
 
 def test_what_is_written_into_meanwhile_is_not_taken(served: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change after the comparison is seen before anything is linked."""
-    compare = overlay.materialization.adopt.compare_computed
+    compare = overlay.materialization.adoption.adopt.compare_computed
 
     def compare_then_change(*args: Any) -> Any:
         found = compare(*args)
@@ -71,7 +71,7 @@ def test_what_is_written_into_meanwhile_is_not_taken(served: ServerFolder, monke
         os.utime(served.folder / FUSED, ns=(1, time.time_ns()))
         return found
 
-    monkeypatch.setattr(overlay.materialization.adopt, "compare_computed", compare_then_change)
+    monkeypatch.setattr(overlay.materialization.adoption.adopt, "compare_computed", compare_then_change)
     with pytest.raises(TryAgain) as caught:
         adopt(VDN, served.options())
     assert caught.value.code == "input-changed"
@@ -198,7 +198,7 @@ def test_a_kill_at_a_chosen_moment_leaves_a_model(
     with monkeypatch.context() as patch:
         match moment:
             case "compared":
-                patch.setattr(overlay.materialization.adopt, "sha256_of_blobs", die)
+                patch.setattr(overlay.materialization.adoption.adopt, "sha256_of_blobs", die)
             case "first-object" | "third-object":
                 patch.setattr(cache, "link_object", after(0 if moment == "first-object" else 2, cache.link_object))
             case "tree":

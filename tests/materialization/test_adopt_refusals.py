@@ -23,7 +23,7 @@ from support.server_trees import (
 
 from overlay.consumers.server import Server
 from overlay.errors import BrokenInput, CheckFailed, NotHere
-from overlay.materialization.adopt import adopt
+from overlay.materialization.adoption.adopt import adopt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,10 +17,10 @@ from overlay.cache.store import Cache
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
 from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, NotHere, TryAgain
 from overlay.hub import dropping as hub_dropping
-from overlay.materialization.by_name import materialize_by_name
-from overlay.materialization.dropping import Dropped, drop_source, plan_drop
 from overlay.materialization.materialize import materialize
 from overlay.materialization.resolve import resolve
+from overlay.materialization.serving.by_name import materialize_by_name
+from overlay.materialization.serving.dropping import Dropped, drop_source, plan_drop
 from overlay.materialization.verify import verify
 
 if TYPE_CHECKING:

@@ -284,7 +284,7 @@ def test_what_was_left_is_believed_only_whole(tmp_path: Path, stand_in: StandIn,
                 path.unlink()
     else:
         from overlay.cache import Cache
-        from overlay.materialization.scripted import _left_before
+        from overlay.materialization.scripted.run import _left_before
 
         listed = [[], None, [{}], [{"path": "../x", "digest": "sha256:" + "0" * 64, "size": 0}], [3]]
         cache = Cache.open(tmp_path / "root", create=False)

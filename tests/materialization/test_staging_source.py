@@ -24,9 +24,9 @@ from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, 
 from overlay.formats.manifest import Manifest
 from overlay.hub.serving import Branch
 from overlay.materialization import by_name
-from overlay.materialization.by_name import materialize_by_name, plan_by_name
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
+from overlay.materialization.serving.by_name import materialize_by_name, plan_by_name
 from overlay.registry.entries import ServerSpec
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from support.servers import unpacked
 from overlay.consumers.server import Server, parse_server
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
 from overlay.errors import CheckFailed
-from overlay.materialization.adopt import adopt
+from overlay.materialization.adoption.adopt import adopt
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.request import Options
 from overlay.materialization.verify import verify

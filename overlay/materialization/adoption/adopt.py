@@ -18,9 +18,9 @@ from overlay.cache.trees import check_location, check_locations
 from overlay.errors import CheckFailed, InvalidUsage, NotHere, TryAgain
 from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.wording import some
-from overlay.materialization.adopt_compare import compare_computed, compare_known, compare_small
-from overlay.materialization.adopt_survey import AdoptionWork, in_shared_store, survey_adoption
-from overlay.materialization.adopt_target import check_marker, files_in, find_target, require_files
+from overlay.materialization.adoption.compare import compare_computed, compare_known, compare_small
+from overlay.materialization.adoption.survey import AdoptionWork, in_shared_store, survey_adoption
+from overlay.materialization.adoption.target import check_marker, files_in, find_target, require_files
 from overlay.materialization.inputs import file_identity
 from overlay.materialization.job import Job
 from overlay.materialization.learning import learn

@@ -21,7 +21,10 @@ from overlay.hub import HubRepo, open_repo
 from overlay.hub.hub_cache import hub_cache
 from overlay.hub.serving import Branch, complete_snapshot, not_in_snapshot, require_listing
 from overlay.materialization.materialize import materialize, plan
-from overlay.materialization.name_checks import (
+from overlay.materialization.publishing import where_one_may
+from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
+from overlay.materialization.resolve import resolve
+from overlay.materialization.serving.checks import (
     elsewhere,
     require_asked_commit,
     require_hub_cache,
@@ -30,9 +33,6 @@ from overlay.materialization.name_checks import (
     require_no_extras,
     require_required_files,
 )
-from overlay.materialization.publishing import where_one_may
-from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
-from overlay.materialization.resolve import resolve
 from overlay.registry import COMMIT, load_registry
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from overlay.cache import is_small
 from overlay.cache.outlook import link_outlook, sample_of
 from overlay.errors import CannotWrite
 from overlay.formats.wording import counted
-from overlay.materialization.adopt_compare import input_here, is_computed, known_by_lock
+from overlay.materialization.adoption.compare import input_here, is_computed, known_by_lock
 from overlay.materialization.links import Links
 from overlay.materialization.survey import (
     Counters,

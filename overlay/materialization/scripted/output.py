@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from overlay.cache import Cache
     from overlay.materialization.request import Phase
-    from overlay.materialization.script_stage import Stage
+    from overlay.materialization.scripted.stage import Stage
     from overlay.planning.outputs import Input, OutputFile
     from overlay.sandbox import OutputFile as Left
 

@@ -17,8 +17,8 @@ from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.formats.wording import format_bytes
 from overlay.hub import check_digests
 from overlay.materialization.inputs import fetch_files, file_identity, input_changed
-from overlay.materialization.script_output import check_output, take_output
-from overlay.materialization.script_stage import bring_wheels, stage
+from overlay.materialization.scripted.output import check_output, take_output
+from overlay.materialization.scripted.stage import bring_wheels, stage
 from overlay.materialization.survey import Counters, downloading_counters, require_room_for_downloads, survey
 from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
 from overlay.planning.plan import finish, overlaid
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from overlay.cache import Cache
     from overlay.materialization.inputs import Inputs
     from overlay.materialization.job import Job
-    from overlay.materialization.script_stage import Stage
+    from overlay.materialization.scripted.stage import Stage
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
