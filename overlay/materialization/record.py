@@ -27,6 +27,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Record",
     "RecordedFile",
+    "RecordedInput",
     "RecordedRepo",
     "RecordedTensor",
     "carried_tensors",
@@ -87,6 +88,16 @@ class RecordedRepo:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedInput:
+    """One file that took part."""
+
+    repo: str
+    path: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A record as it was read.
 
@@ -95,6 +106,7 @@ class Record:
         repos: Source, overlay (where there is one) and needs, in this order; empty for a fused folder, and where the
             record's pins make no sense.
         recipe: Name and options.
+        inputs: Every file that took part; empty where the record's own make no sense.
         claimed: Outputs whose bytes came by a link or a copy, so their digests are those of their sources.
         tree: Name of the tree; None for a fused folder, which has no such name.
         is_intact: Whether it still is the record that its tree was named by.
@@ -105,6 +117,7 @@ class Record:
     rule: str | None
     repos: tuple[RecordedRepo, ...]
     recipe: Mapping[str, Any]
+    inputs: tuple[RecordedInput, ...]
     outputs: tuple[RecordedFile, ...]
     claimed: tuple[RecordedFile, ...]
     tree: str | None
@@ -169,6 +182,7 @@ def _record(document: Mapping[str, Any], where: str) -> Record:
         rule=rule,
         repos=_repos(document.get("pins")),
         recipe=recipe if isinstance(recipe, dict) else {},
+        inputs=_inputs(document.get("inputs"), where),
         outputs=outputs,
         claimed=_claimed(document.get("run"), outputs),
         tree=tree,
@@ -205,6 +219,16 @@ def _tensor(item: Any) -> RecordedTensor:
     if not (isinstance(item["name"], str) and isinstance(item["dtype"], str)):
         raise TypeError("tensor")
     return RecordedTensor(item["name"], item["dtype"], tuple(_list(item["shape"])), item.get("digest"))
+
+
+def _inputs(inputs: Any, where: str) -> tuple[RecordedInput, ...]:
+    try:
+        return tuple(
+            RecordedInput(str(item["repo"]), safe_path(item["path"], where), int(item["size"]), str(item["digest"]))
+            for item in _list(inputs)
+        )
+    except (TypeError, KeyError, ValueError):  # a BrokenInput is one, too
+        return ()
 
 
 def _list(value: Any) -> list[Any]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput
+from overlay.fingerprint import DigestMemo
 from overlay.materialization.record import read_record
 from overlay.materialization.sealing import portable
 from overlay.materialization.verify import quick_problems
+from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +66,7 @@ def find_state(resolution: Resolution, cache: Cache, rule: str, location: str | 
     name = location or _known_location(entry)
     worst: State | None = None
     for candidate in _candidates(cache, entry.model, name):
-        state = _state_at(cache, candidate, entry, rule)
+        state = _state_at(cache, candidate, resolution, rule)
         if state.name == "present":
             return state
         worst = worst or state
@@ -97,7 +99,9 @@ def _candidates(cache: Cache, model: str, name: str | None) -> Iterator[str]:
     yield from (found for found in names if found.startswith(label) and _KEYED.fullmatch(found[len(label) :]))
 
 
-def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noqa: PLR0911 - one return for each state
+def _state_at(  # noqa: PLR0911 - one return for each state
+    cache: Cache, name: str, resolution: Resolution, rule: str
+) -> State:
     location = cache.location_path(name)
     if not location.is_symlink() and not location.exists():
         return State("absent", location)
@@ -112,7 +116,11 @@ def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noq
         return State("damaged", location, tree, str(error))
     if record is None:
         return State("damaged", location, tree, f"{tree} has no record")
-    if what := difference(record, entry, rule):
+    folder, entry = resolution.source_folder, resolution.entry
+    what = difference(record, entry, rule, from_folder=folder is not None)
+    if folder is not None:
+        what = what or _changed_since(record, entry.source.repo, folder, cache)
+    if what:
         other = record.rule if record.rule != rule else None
         return State("stale", location, tree, what, other or "")
     if problems := quick_problems(tree, record):
@@ -120,8 +128,29 @@ def _state_at(cache: Cache, name: str, entry: Entry, rule: str) -> State:  # noq
     return State("present", location, tree)
 
 
-def difference(record: Record, entry: Entry, rule: str) -> str:
-    """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit."""
+def _changed_since(record: Record, source: str, folder: Path, cache: Cache) -> str:
+    """What of a folder that takes the source's place is not as it was built from; empty when nothing is known to be.
+
+    By size, and by digest where that was taken of the file as it is: a build looks closer.
+    """
+    memo = DigestMemo(cache.root.digests, write=False, objects=cache.object_path)
+    for item in record.inputs:
+        if item.repo != source:
+            continue
+        path = folder / item.path
+        if not path.is_file() or path.stat().st_size != item.size:
+            return f"built from another {path}"
+        if memo.knows(path) and memo.sha256(path) != item.digest:
+            return f"built from another {path}"
+    return ""
+
+
+def difference(record: Record, entry: Entry, rule: str, *, from_folder: bool = False) -> str:
+    """What of the record is not today's; empty when nothing is. A floating pin agrees with any commit.
+
+    Args:
+        from_folder: Whether a folder takes the source's place.
+    """
     if record.rule != rule:
         return f"built by rule {record.rule}, asked for {rule}"
     if len(record.repos) != len(entry.pins):
@@ -129,8 +158,10 @@ def difference(record: Record, entry: Entry, rule: str) -> str:
     for was, pin in zip(record.repos, entry.pins, strict=True):
         if was.repo != portable(pin):
             return f"built from {was.repo}, pinned is {pin.repo}"
-        if pin.revision not in (None, was.revision):
-            return f"built from {pin.repo}@{was.revision[:12]}, pinned is {pin.revision[:12]}"
+        wanted = LOCAL if from_folder and pin is entry.source else pin.revision
+        if wanted not in (None, was.revision):
+            asked = "asked for a folder" if wanted == LOCAL else f"pinned is {wanted[:12]}"
+            return f"built from {pin.repo}@{was.revision[:12]}, {asked}"
     recipe = {"name": entry.recipe.name, **entry.recipe.options}
     needs = record.repos[len(record.repos) - len(entry.needs) :]
     if record.recipe != recipe or [need.components for need in needs] != [need.components for need in entry.needs]:

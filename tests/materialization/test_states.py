@@ -242,3 +242,28 @@ def test_a_model_of_another_rule_is_found_by_that_rule(built: Built) -> None:
     assert (asked.name, asked.tree, asked.rule) == ("present", done.path, "")
     other = resolve(VDN, built.options()).state
     assert (other.name, other.rule) == ("stale", "openvdn")
+
+
+def test_a_source_folder_is_present_after_its_build_until_a_file_changes(built: Built, tmp_path: Path) -> None:
+    """Named again, the folder gives what was built from it; named by the registry's key, that is of other pins."""
+    here = tmp_path / "vdn-minimax-h3"
+    shutil.copytree(built.hub.source_folder, here)
+    choices = built.options(cache_root=tmp_path / "cache")
+    made = materialize(str(here), choices)
+    state = resolve(str(here), choices).state
+    assert (state.name, state.tree) == ("present", made.path)
+    assert resolve(VDN, choices).state.name == "stale"
+    with (here / "h3-base" / "vae" / "config.json").open("a") as config:
+        config.write("\n")
+    state = resolve(str(here), choices).state
+    assert state.name == "stale"
+    assert state.why == f"built from another {here}/h3-base/vae/config.json"
+    (here / "h3-base" / "vae" / "config.json").unlink()
+    assert resolve(str(here), choices).state.name == "stale"
+
+
+def test_a_source_folder_is_told_from_the_commit_that_was_built(built: Built, tmp_path: Path) -> None:
+    """What lies at the location was made of a commit, and a folder may hold anything."""
+    here = tmp_path / "vdn-minimax-h3"
+    here.mkdir()
+    assert "asked for a folder" in resolve(str(here), built.options()).state.why
