@@ -21,7 +21,7 @@ from overlay.formats.wording import counted, format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Device", "Diagnosis", "Probe", "doctor"]
+__all__ = ["Device", "Diagnosis", "Probe", "ScriptSandbox", "doctor"]
 
 _PREFIXES = ("OVERLAY_", "SGLANG_", "HF_", "MKL_")
 _NAMES = {
@@ -59,6 +59,15 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptSandbox:
+    """One sandbox for scripts of overlays, tried with a script that tries to escape; the first that works is used."""
+
+    name: str
+    works: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """What ``overlay doctor`` prints.
 
@@ -89,6 +98,7 @@ class Diagnosis:
     environment: dict[str, str]
     versions: dict[str, str | None]
     devices: tuple[Device, ...]
+    sandboxes: tuple[ScriptSandbox, ...]
 
 
 @click.command(short_help="Show what this machine can do, for a report.")
@@ -96,8 +106,8 @@ class Diagnosis:
 def doctor(common: Common) -> None:
     """Show what this machine can do, ready to be pasted into a report.
 
-    The cache root and what its filesystem can do, the registry and the variables in force, versions, devices, and
-    whether each passes the self-test of the fuse.
+    The cache root and what its filesystem can do, the registry and the variables in force, versions, devices and
+    whether each passes the self-test of the fuse, and the sandboxes in which an overlay's own script may run.
     """
     from overlay.cache import choose_root
     from overlay.cache.probe import probe_root
@@ -122,6 +132,7 @@ def doctor(common: Common) -> None:
         environment=_environment(),
         versions=_versions(),
         devices=_devices(),
+        sandboxes=_sandboxes(),
     )
     common.output.result(diagnosis, lambda: _text(diagnosis))
 
@@ -143,6 +154,8 @@ def _text(found: Diagnosis) -> Iterator[str]:
     yield from columns([[name, version or "not installed"] for name, version in found.versions.items()])
     yield style("devices", "strong")
     yield from columns([[device.name, _verdict(device.self_test), device.detail] for device in found.devices])
+    yield style("sandboxes", "strong")
+    yield from columns([[sandbox.name, _verdict(sandbox.works), sandbox.why] for sandbox in found.sandboxes])
 
 
 def _probe_rows(probes: tuple[Probe, ...]) -> list[list[str]]:
@@ -208,3 +221,9 @@ def _device(name: str) -> Device:
     else:
         detail = f"ordered kernel, because {about['library_unused_because']}"
     return Device(name, test and test["passed"], detail)
+
+
+def _sandboxes() -> tuple[ScriptSandbox, ...]:
+    from overlay.sandbox import sandboxes
+
+    return tuple(ScriptSandbox(found.name, found.why_not is None, found.why_not or "") for found in sandboxes())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlay.sandbox.choice import available, run, sandboxes
+from overlay.sandbox.choice import require_sandbox, run, sandboxes
 from overlay.sandbox.job import Job, Limits, OutputFile, Ran, Sandbox
 
-__all__ = ["Job", "Limits", "OutputFile", "Ran", "Sandbox", "available", "run", "sandboxes"]
+__all__ = ["Job", "Limits", "OutputFile", "Ran", "Sandbox", "require_sandbox", "run", "sandboxes"]

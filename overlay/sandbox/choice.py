@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from overlay.sandbox.job import Ran
 
-__all__ = ["available", "run", "sandboxes"]
+__all__ = ["require_sandbox", "run", "sandboxes"]
 
 _SECRET = "no script may read this"  # noqa: S105 - it guards nothing, it is bait
 # Tries what a sandbox must prevent and prints what was not; the limit of processes last, because that stops it.
@@ -70,32 +70,42 @@ def run(job: Job, on_output: Callable[[str], None], *, sandbox: Sandbox | None =
             ``data["limit"]`` names (seconds, memory, processes, disk); ``script-output``: it left something that may
             not be taken over, as ``data["found"]`` says.
     """
-    names = [sandbox.name] if sandbox else BACKENDS
-    reasons = {name: why_not for name in names if (why_not := _why_not(name)) is not None}
-    working = next((name for name in names if name not in reasons), None)
-    if working is not None:
-        try:
-            return run_in(working, job, on_output)
-        except Unusable as error:  # no other is tried: the script may have run, and it may have said this itself
-            reasons[working] = str(error)
-    told = "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items())
-    raise Untrusted(
-        f"{job.overlay_dir}: its script may run only in a sandbox, and none works here ({told})",
-        code="sandbox-unavailable",
-        hint="apt-get install bubblewrap; or build where there is a sandbox, and copy the finished tree from there",
-        where=str(job.overlay_dir),
-        reasons=reasons,
-    )
+    chosen = sandbox or require_sandbox()
+    try:
+        return run_in(chosen.name, job, on_output)
+    except Unusable as error:  # no other is tried: the script may have run, and it may have said this itself
+        raise _unavailable({chosen.name: str(error)}) from error
 
 
-def available() -> tuple[Sandbox, ...]:
-    """The sandboxes that hold on this machine, best first. The first call tries them, which takes about a second."""
-    return tuple(each for each in sandboxes() if each.why_not is None)
+def require_sandbox() -> Sandbox:
+    """The best sandbox that works here.
+
+    Raises:
+        Untrusted: ``sandbox-unavailable``: there is none.
+    """
+    found = sandboxes()
+    usable = next((each for each in found if each.why_not is None), None)
+    if usable is None:
+        raise _unavailable({each.name: str(each.why_not) for each in found})
+    return usable
 
 
 def sandboxes() -> tuple[Sandbox, ...]:
-    """All sandboxes, best first, those that do not work here with the reason."""
+    """All sandboxes, best first, those that do not work here with the reason.
+
+    The first call tries them, which takes about a second.
+    """
     return tuple(Sandbox(name, _why_not(name)) for name in BACKENDS)
+
+
+def _unavailable(reasons: dict[str, str]) -> Untrusted:
+    return Untrusted(
+        "the overlay's own Python may run only in a sandbox, and none works here: "
+        + "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items()),
+        code="sandbox-unavailable",
+        hint="apt-get install bubblewrap; or build where one works (overlay doctor), and copy that cache root here",
+        reasons=reasons,
+    )
 
 
 @cache

@@ -12,6 +12,7 @@ import pytest
 from support.demo_hub import MODEL, World, make_built_world
 
 from overlay.cli._main import run
+from overlay.sandbox import Sandbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -410,11 +411,22 @@ def test_doctor(world: World, document: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert found["devices"][0]["name"] == "cpu"
 
 
+def test_doctor_tries_the_sandboxes(world: World, document: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of them works here, and why another does not."""
+    found = (Sandbox("bubblewrap", "is not installed"), Sandbox("landlock", None))
+    monkeypatch.setattr("overlay.sandbox.sandboxes", lambda: found)
+
+    assert document("doctor", "doctor")["sandboxes"] == [
+        {"name": "bubblewrap", "works": False, "why": "is not installed"},
+        {"name": "landlock", "works": True, "why": ""},
+    ]
+
+
 def test_doctor_as_text(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """It can be pasted into a report."""
     assert run(["doctor"]) == 0
     out = capsys.readouterr().out
-    for heading in ("cache root", "registry", "environment", "versions", "devices"):
+    for heading in ("cache root", "registry", "environment", "versions", "devices", "sandboxes"):
         assert f"\n{heading}\n" in out
 
 

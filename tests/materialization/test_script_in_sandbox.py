@@ -16,6 +16,7 @@ from hub_server import HubServer
 from support.hubs import add_repo, client_of, commit
 from support.models import VDN
 from support.published_rule import files_of
+from support.sandboxes import SANDBOXES
 from support.scripted import MODEL, scripted_hub, scripted_options, vdn_options
 
 import overlay.sandbox
@@ -24,7 +25,6 @@ from overlay.materialization.materialize import materialize
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.survey import Counters
 from overlay.materialization.verify import verify
-from overlay.sandbox import available
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +40,10 @@ MARKER = ".sglang_overlay_materialized.json"
 @pytest.fixture(autouse=True, params=["bubblewrap", "landlock"])
 def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each sandbox that works here; a machine without any has nothing to test."""
-    found = [each for each in available() if each.name == request.param]
+    found = [each for each in SANDBOXES if each.name == request.param]
     if not found:
         pytest.skip(f"{request.param} does not work here")
-    monkeypatch.setattr(overlay.sandbox, "sandboxes", lambda: tuple(found))
+    monkeypatch.setattr(overlay.sandbox, "require_sandbox", lambda: found[0])
     return found[0].name
 
 

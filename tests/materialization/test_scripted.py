@@ -363,9 +363,8 @@ def test_a_registry_that_was_found_enables_nothing(
 def test_without_a_sandbox_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status 7 before a weight moves, with what each sandbox lacks and how to build elsewhere."""
     scripted_hub(tmp_path / "hub", SCRIPT)
-    monkeypatch.setattr(
-        overlay.sandbox, "sandboxes", lambda: (Sandbox("bubblewrap", "no bwrap"), Sandbox("landlock", "too old"))
-    )
+    none = (Sandbox("bubblewrap", "no bwrap"), Sandbox("landlock", "too old"))
+    monkeypatch.setattr("overlay.sandbox.choice.sandboxes", lambda: none)
     with HubServer(tmp_path / "hub") as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
         options = replace(scripted_options(tmp_path, SCRIPT), hub=None)
         for run in (plan, materialize):

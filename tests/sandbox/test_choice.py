@@ -47,7 +47,7 @@ def test_without_a_sandbox_nothing_runs(tmp_path: Path) -> None:
 
     assert (caught.value.code, caught.value.exit_status) == ("sandbox-unavailable", 7)
     assert set(caught.value.data["reasons"]) == {"bubblewrap", "landlock"}
-    assert "copy the finished tree" in str(caught.value.hint)
+    assert "copy that cache root" in str(caught.value.hint)
 
 
 def test_a_sandbox_that_fails_late_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

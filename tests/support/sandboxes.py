@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from overlay.sandbox import Job, Limits, available
+from overlay.sandbox import Job, Limits, sandboxes
 
-SANDBOXES = available()
+SANDBOXES = tuple(each for each in sandboxes() if each.why_not is None)
 JOB_LIMITS = Limits(seconds=30, memory=96 * 2**20, processes=32, disk=24 * 2**20)
 
 

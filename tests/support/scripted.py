@@ -154,7 +154,7 @@ class StandIn:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.jobs: list[Job] = []
-        monkeypatch.setattr(overlay.sandbox, "sandboxes", lambda: (Sandbox("bubblewrap", None),))
+        monkeypatch.setattr(overlay.sandbox, "require_sandbox", lambda: Sandbox("bubblewrap", None))
         monkeypatch.setattr(overlay.sandbox, "run", self.run)
 
     def run(self, job: Job, _on_output: Callable[[str], None], *, sandbox: Sandbox | None = None) -> Ran:

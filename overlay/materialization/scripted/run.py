@@ -83,28 +83,6 @@ def require_trusted(resolution: Resolution, registry: Registry, *, allowed: bool
         )
 
 
-def _require_sandbox() -> Sandbox:
-    """The sandbox that a script would run in.
-
-    Raises:
-        Untrusted: There is none here (``sandbox-unavailable``).
-    """
-    from overlay.sandbox import sandboxes  # of all commands, only what runs scripts needs it
-
-    found = sandboxes()
-    usable = next((each for each in found if each.why_not is None), None)
-    if usable is None:
-        reasons = {each.name: str(each.why_not) for each in found}
-        raise Untrusted(
-            "the overlay's own Python may run only in a sandbox, and none works here: "
-            + "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items()),
-            code="sandbox-unavailable",
-            hint="apt-get install bubblewrap; or build where one works (overlay doctor), and copy that cache root here",
-            reasons=reasons,
-        )
-    return usable
-
-
 def known_plan(plan: Plan, cache: Cache) -> Plan:
     """The plan of what a script left before, where the cache still has all of it; else the plan as it is."""
     script = plan.script
@@ -142,7 +120,9 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
             taken over.
         CannotWrite: There is no room, or the filesystem refused.
     """
-    sandbox = _require_sandbox()
+    from overlay.sandbox import require_sandbox  # of all commands, only what runs scripts needs it
+
+    sandbox = require_sandbox()
     cache, repos = job.cache, job.inventory.repos
     cache.require_room(work.room)
     require_room_for_downloads(work, repos, cache)
@@ -167,13 +147,15 @@ def script_notes(plan: Plan) -> tuple[str, ...]:
     """What a dry run says of a script that is still to run.
 
     Raises:
-        Untrusted: As :func:`_require_sandbox`.
+        Untrusted: There is no sandbox here (``sandbox-unavailable``).
     """
+    from overlay.sandbox import require_sandbox
+
     script = plan.script
     if script is None:
         return ()
     wheels = f", with {', '.join(wheel.name for wheel in script.wheels)}" if script.wheels else ""
-    most, sandbox = format_bytes(script.limits.disk or 0), _require_sandbox().name
+    most, sandbox = format_bytes(script.limits.disk or 0), require_sandbox().name
     runs = f"runs {script.path} of the overlay (sha256 {script.sha256}) in {sandbox}{wheels}"
     return (f"{runs}: what it writes is known then, at most {most}",)
 
