@@ -6,14 +6,16 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput
+from overlay.formats.checkpoint import WEIGHTS_SUFFIX
 from overlay.formats.wording import counted, some
 from overlay.planning.carry import carry_files
 from overlay.planning.fuse import sha256_of
+from overlay.planning.outputs import AliasFile, CarriedFile
 from overlay.planning.plan import finish
 from overlay.planning.sources import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from overlay.planning.outputs import OutputFile
     from overlay.planning.plan import InputBook
@@ -41,7 +43,18 @@ def compose(entry: Entry, sources: Sources, _rule: str) -> Outcome:
         if "same_as" in part:
             notes.append(_proven(taken, part, books, sources.made_up))
         outputs += carry_files(book, taken.values(), {path: _place(inside, part) for inside, path in taken.items()})
-    return Outcome(finish(outputs, entry.model), notes=tuple(notes))
+    return Outcome(finish(_once(outputs), entry.model), notes=tuple(notes))
+
+
+def _once(outputs: Iterable[OutputFile]) -> Iterator[OutputFile]:
+    """Weights that go to several places come once, and to the others under a second name."""
+    first: dict[str, str] = {}
+    for output in outputs:
+        if isinstance(output, CarriedFile) and output.path.endswith(WEIGHTS_SUFFIX):
+            of = first.setdefault(output.input.digest, output.path)
+            yield output if of == output.path else AliasFile(output.path, of)
+        else:
+            yield output
 
 
 def placed(paths: Iterable[str], part: Mapping[str, str]) -> dict[str, str]:

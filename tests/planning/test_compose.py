@@ -12,7 +12,7 @@ from overlay.errors import BrokenInput, InvalidRegistry
 from overlay.fingerprint import DigestMemo
 from overlay.hub import take_inventory
 from overlay.materialization.request import Options
-from overlay.planning.outputs import CarriedFile
+from overlay.planning.outputs import AliasFile, CarriedFile
 from overlay.planning.recipes import make_plan, stand_in_digest
 from overlay.registry import load_registry, resolve
 
@@ -62,9 +62,9 @@ def compose_options(hub: Path, *parts: str, needs: str = "") -> Options:
 
 
 def taken(plan: Plan) -> dict[str, str]:
-    """Input path of each output; every one is carried."""
-    assert all(isinstance(output, CarriedFile) for output in plan.outputs)
-    return {output.path: output.input.path for output in plan.outputs if isinstance(output, CarriedFile)}
+    """Input path of each output; every one is carried, or a second name of one that is."""
+    carried = {output.path: output.input.path for output in plan.outputs if isinstance(output, CarriedFile)}
+    return carried | {output.path: carried[output.of] for output in plan.outputs if not isinstance(output, CarriedFile)}
 
 
 def test_a_partition_with_the_files_that_another_has_too(hub: Path, plan_of: Planner) -> None:
@@ -117,12 +117,13 @@ def test_what_was_not_read_proves_nothing(hub: Path) -> None:
 
 
 def test_the_same_file_at_two_places(hub: Path, plan_of: Planner) -> None:
-    """Both partitions whole: what they share is one input."""
+    """Both partitions whole: what they share is one input, and weights come to the cache once."""
     add_repo(hub, "acme/h3", commit("a"), FILES)
     plan = plan_of(MODEL, compose_options(hub, "{path: FL2VA}", *OWN, same("text_encoder")))
     found = taken(plan)
     twins = [path for path, source in found.items() if source == "FL2VA/text_encoder/model.safetensors"]
-    assert twins == ["FL2VA/text_encoder/model.safetensors", "Ref2VA/text_encoder/model.safetensors"]
+    assert sorted(twins) == ["FL2VA/text_encoder/model.safetensors", "Ref2VA/text_encoder/model.safetensors"]
+    assert [output for output in plan.outputs if isinstance(output, AliasFile)] == [AliasFile(twins[1], twins[0])]
 
 
 @pytest.mark.parametrize(
