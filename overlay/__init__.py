@@ -14,6 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from overlay.consumers.launch import Start
+    from overlay.consumers.server import parse_server
     from overlay.errors import OverlayError
     from overlay.materialization.adoption.adopt import Adoption, adopt
     from overlay.materialization.compare import Comparison, compare
@@ -22,12 +24,17 @@ if TYPE_CHECKING:
     from overlay.materialization.materialize import Materialization, materialize, plan
     from overlay.materialization.request import Options
     from overlay.materialization.resolve import Resolved, resolve
+    from overlay.materialization.serving.by_name import Staged, materialize_by_name
+    from overlay.materialization.serving.dropping import Dropped, drop_source
+    from overlay.materialization.serving.starting import start
     from overlay.materialization.survey import Work
     from overlay.materialization.verify import Verification, verify
 
 __version__ = "0.1.0"
 
 _PLACES = {
+    "Start": "overlay.consumers.launch",
+    "parse_server": "overlay.consumers.server",
     "OverlayError": "overlay.errors",
     "Adoption": "overlay.materialization.adoption.adopt",
     "adopt": "overlay.materialization.adoption.adopt",
@@ -42,6 +49,11 @@ _PLACES = {
     "plan": "overlay.materialization.materialize",
     "resolve": "overlay.materialization.resolve",
     "Options": "overlay.materialization.request",
+    "Staged": "overlay.materialization.serving.by_name",
+    "materialize_by_name": "overlay.materialization.serving.by_name",
+    "Dropped": "overlay.materialization.serving.dropping",
+    "drop_source": "overlay.materialization.serving.dropping",
+    "start": "overlay.materialization.serving.starting",
     "Work": "overlay.materialization.survey",
     "Verification": "overlay.materialization.verify",
     "verify": "overlay.materialization.verify",
@@ -50,20 +62,27 @@ _PLACES = {
 __all__ = [
     "Adoption",
     "Comparison",
+    "Dropped",
     "Fusion",
     "Materialization",
     "Options",
     "OverlayError",
     "Resolved",
+    "Staged",
+    "Start",
     "Verification",
     "Work",
     "adopt",
     "compare",
+    "drop_source",
     "fuse",
     "lease",
     "materialize",
+    "materialize_by_name",
+    "parse_server",
     "plan",
     "resolve",
+    "start",
     "verify",
 ]
 

@@ -84,7 +84,7 @@ def staged_source(staged: Staged) -> StagedSource:
 
 def dropped_source(dropped: Dropped) -> DroppedSource:
     """As it is printed."""
-    return DroppedSource(dropped.commits, dropped.names, dropped.freed)
+    return DroppedSource(dropped.commits, dropped.removed, dropped.freed)
 
 
 def staged_text(staged: StagedSource | None, verb: str) -> Iterator[str]:

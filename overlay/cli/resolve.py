@@ -15,6 +15,7 @@ from overlay.registry.recipe_words import option_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from overlay.consumers.server import Server
     from overlay.materialization.state import State
@@ -131,14 +132,14 @@ def path(common: Common, model: str, rule: str, server: Server | None) -> None:
 
 
 def _print_path(common: Common, model: str, rule: str, server: Server | None) -> None:
-    document = Place(model, str(present(common, "path", model, rule, server).state.tree))
+    document = Place(model, str(present(common, "path", model, rule, server)[1]))
     common.output.result(document, lambda: [document.path])
 
 
 def present(
     common: Common, command: str, model: str, rule: str, server: Server | None, *flags: str
-) -> overlay.Resolved:
-    """A model that is here as the registry pins it.
+) -> tuple[overlay.Resolved, Path]:
+    """A model that is here as the registry pins it, and its directory.
 
     Args:
         command: The command that wants it, with its other ``flags``.
@@ -160,7 +161,7 @@ def present(
             model=model,
             location=state.location,
         )
-    return found
+    return found, state.tree
 
 
 def _document(common: Common, model: str, found: overlay.Resolved, flags: tuple[str, ...]) -> ResolvedModel:

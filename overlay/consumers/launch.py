@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from overlay.consumers.server import Server
     from overlay.registry import Entry
 
-__all__ = ["OVERRIDE", "ROOT", "Start", "by_name", "by_path", "exported", "native_partitions"]
+__all__ = ["OVERRIDE", "ROOT", "By", "Start", "by_name", "by_path", "exported", "native_partitions"]
+
+By = Literal["path", "name"]
+"""What a server is given: a directory, or a name that it looks up."""
 
 OVERRIDE = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
 ROOT = "SGLANG_DIFFUSION_CACHE_ROOT"
@@ -38,24 +41,25 @@ class Start:
 
     Attributes:
         server: As a user names it.
-        by: What it is given: the directory, or a name that it looks up.
         command: Words of the command line.
         env: Its variables.
         folders: What it reads, each wanted under its own path; none lies in another.
         request: What each request says unless it means something else.
         grid_points: Points of the noise schedule; None where the model does not fix them.
         image: A container image of this release, as its publisher names it.
+        notes: What the user should know.
     """
 
     model: str
     server: str
-    by: Literal["path", "name"]
+    by: By
     command: tuple[str, ...]
     env: Mapping[str, str]
     folders: tuple[str, ...]
     request: Mapping[str, str]
     grid_points: int | None
     image: str
+    notes: tuple[str, ...] = ()
 
 
 def by_path(entry: Entry, server: Server, tree: Path, root: Path) -> Start:
@@ -102,7 +106,7 @@ def exported(entry: Entry) -> str:
 def _start(
     entry: Entry,
     server: Server,
-    by: Literal["path", "name"],
+    by: By,
     given: str,
     env: Mapping[str, str],
     folders: Sequence[Path],

@@ -33,13 +33,13 @@ class Drop:
 
     Attributes:
         commits: ``org/name@commit`` each.
-        names: Bytes of the files that lose their name there, each file once.
+        removed: Bytes of the files that lose their name there, each file once.
         freed: Those of them that the disk gets back. A file that has a further name, such as one of this program's
             cache, or that another repo shares, stays.
     """
 
     commits: tuple[str, ...]
-    names: int
+    removed: int
     freed: int
     _strategies: tuple[DeleteCacheStrategy, ...]
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.cache.leases import BELIEVED, Lease, hold, lease_for
-from overlay.errors import CannotWrite, NotHere, TryAgain
+from overlay.errors import CannotWrite, TryAgain
 from overlay.formats.os_errors import MAY_NOT_WRITE
 from overlay.materialization.request import DEFAULTS, Options, open_cache
-from overlay.materialization.resolve import resolve
-from overlay.planning.rules import DEFAULT_RULE
+from overlay.materialization.resolve import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,10 +78,10 @@ def reading(model: str, options: Options = DEFAULTS, *, believed: float = BELIEV
     """As :func:`lease`, with what a program needs that the lease is to be handed to."""
     cache = open_cache(options, create=False)
     for _ in range(_ATTEMPTS):
-        state, tree = present(model, options)
-        with _held(cache, tree, believed) as found:
-            if _leads_there(cache, state, tree):
-                yield found
+        found, tree = present(model, options)
+        with _held(cache, tree, believed) as held:
+            if _leads_there(cache, found.state, tree):
+                yield held
                 return
     raise _contended(cache, model)
 
@@ -97,37 +95,12 @@ def timed_lease(model: str, seconds: float, options: Options = DEFAULTS) -> tupl
     """
     cache = open_cache(options, create=False)
     for _ in range(_ATTEMPTS):
-        state, tree = present(model, options)
+        found, tree = present(model, options)
         taken = lease_for(cache.root, tree.name, seconds)
-        if _leads_there(cache, state, tree):
+        if _leads_there(cache, found.state, tree):
             return tree, taken
         taken.file.unlink(missing_ok=True)
     raise _contended(cache, model)
-
-
-def present(model: str, options: Options = DEFAULTS) -> tuple[State, Path]:
-    """The state of a model that is here, and its directory.
-
-    Raises:
-        NotHere: It is not here as the registry pins it.
-    """
-    state = resolve(model, options).state
-    if state.name == "present" and state.tree is not None:
-        return state, state.tree
-    why = f": {state.why}" if state.why else ""
-    raise NotHere(
-        f"{model}: {state.name}{why}",
-        code=f"model-{state.name}",
-        hint=shlex.join(
-            [
-                *("overlay", "prewarm", model),
-                *([] if options.rule == DEFAULT_RULE else ["--rule", options.rule]),
-                *(options.server.flags if options.server else ()),
-            ]
-        ),
-        model=model,
-        location=str(state.location) if state.location else None,
-    )
 
 
 @contextmanager

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.errors import InvalidRegistry, NotHere
 from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved
 from overlay.materialization.state import State, find_state, is_settled
+from overlay.planning.rules import DEFAULT_RULE
 from overlay.registry import load_registry
 from overlay.registry.load import locked_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from overlay.registry import Resolution
 
-__all__ = ["Resolved", "location_at_hand", "resolve"]
+__all__ = ["Resolved", "location_at_hand", "present", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,32 @@ def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
     cache = open_cache(options, create=False)
     state = find_state(resolution, cache, options.rule, location_at_hand(resolution, options))
     return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))
+
+
+def present(model: str, options: Options = DEFAULTS) -> tuple[Resolved, Path]:
+    """What the name of a model stands for that is here, and its directory.
+
+    Raises:
+        NotHere: It is not here as the registry pins it.
+    """
+    found = resolve(model, options)
+    state = found.state
+    if state.name == "present" and state.tree is not None:
+        return found, state.tree
+    why = f": {state.why}" if state.why else ""
+    raise NotHere(
+        f"{model}: {state.name}{why}",
+        code=f"model-{state.name}",
+        hint=shlex.join(
+            [
+                *("overlay", "prewarm", model),
+                *([] if options.rule == DEFAULT_RULE else ["--rule", options.rule]),
+                *(options.server.flags if options.server else ()),
+            ]
+        ),
+        model=model,
+        location=str(state.location) if state.location else None,
+    )
 
 
 def location_at_hand(resolution: Resolution, options: Options) -> str | None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from support.demo_hub import MODEL, World, make_built_world, make_world
 
+import overlay
 from overlay.cli._main import run
 from overlay.consumers.launch import OVERRIDE, ROOT
+from overlay.errors import InvalidUsage, NotHere
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +49,28 @@ def test_by_path(world: World, capsys: pytest.CaptureFixture[str]) -> None:
         "# in each request: num_inference_steps 8 (9 grid points)",
     ]
     assert err == ""
+
+
+def test_the_library_says_the_same(world: World, document: Any) -> None:
+    """`overlay.start` is what is printed: by path unless the server is told the pins, and then by name."""
+    for with_override in (False, True):
+        options = overlay.Options(server=overlay.parse_server("sglang==0.5.23", with_override=with_override))
+        found = overlay.start(MODEL, options)
+        printed = document("env", "env", MODEL, *options.server.flags)
+
+        assert (list(found.command), dict(found.env)) == (printed["command"], printed["env"])
+        assert (found.by, list(found.folders)) == ("name" if with_override else "path", printed["folders"])
+
+
+def test_the_library_refuses_likewise(world: World, tmp_path: Path) -> None:
+    """No server, a way that it is not started in, or nothing there to start it on."""
+    with pytest.raises(InvalidUsage, match="no server is named"):
+        overlay.start(MODEL)
+    with pytest.raises(InvalidUsage, match="looks nothing up"):
+        overlay.start(MODEL, overlay.Options(server=overlay.parse_server("vllm-omni")), by="name")
+    with pytest.raises(NotHere, match="absent") as caught:
+        overlay.start(MODEL, overlay.Options(server=overlay.parse_server("sglang"), cache_root=tmp_path))
+    assert caught.value.hint == f"overlay prewarm {MODEL} --for sglang"
 
 
 def test_by_path_as_json(world: World, document: Any) -> None:

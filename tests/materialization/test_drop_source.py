@@ -59,7 +59,7 @@ def test_source_and_needs_go_and_everything_else_stays(world: Served) -> None:
     world.server.forget()
     dropped = drop_source(VDN, world.options(server=None))
     assert dropped.commits == commits(world)
-    assert dropped.names == sum(size for size, _ in blobs.values())
+    assert dropped.removed == sum(size for size, _ in blobs.values())
     assert dropped.freed == sum(size for size, links in blobs.values() if links == 1)
     assert not world.storage(VDN).exists()
     assert not world.storage(NEEDS_REPO).exists()
@@ -75,12 +75,12 @@ def test_source_and_needs_go_and_everything_else_stays(world: Served) -> None:
 def test_what_is_hardlinked_from_the_cache_frees_nothing_and_is_not_said_to(world: Served) -> None:
     """A plain build links its weights, so that these only lose a name; one by copies frees all."""
     linked = plan_drop(VDN, world.options())
-    assert 0 < linked.freed < linked.names
+    assert 0 < linked.freed < linked.removed
     shutil.rmtree(world.folder / "root")
     alone = plan_drop(VDN, world.options())
-    assert alone.freed == alone.names == linked.names
+    assert alone.freed == alone.removed == linked.removed
     materialize(VDN, world.options(link="copy"))
-    assert drop_source(VDN, world.options()).freed == alone.names
+    assert drop_source(VDN, world.options()).freed == alone.removed
 
 
 def test_the_plan_takes_nothing_and_says_what_the_run_says(world: Served) -> None:
@@ -115,7 +115,7 @@ def test_another_commit_of_the_repo_keeps_its_blobs_and_its_branch(world: Served
     needs = inodes(world.storage(NEEDS_REPO) / "blobs")
     dropped = drop_source(VDN, world.options(server=None))
     assert not blob.exists()
-    assert dropped.names == sum(size for size, _ in needs.values()) + (world.hub.source_folder / gone).stat().st_size
+    assert dropped.removed == sum(size for size, _ in needs.values()) + (world.hub.source_folder / gone).stat().st_size
     assert contents(other) == before
     assert all(path.resolve().is_file() for path in other.rglob("*") if path.is_symlink())
     assert world.main(VDN).read_text() == OTHER

@@ -29,12 +29,12 @@ class Dropped:
 
     Attributes:
         commits: ``org/name@commit`` of the source and of the needs, as far as they were there.
-        names: Bytes of the files that lost their name there.
+        removed: Bytes of the files that lost their name there.
         freed: Those of them that the disk got back; the others have another name, mostly in the cache itself.
     """
 
     commits: tuple[str, ...]
-    names: int
+    removed: int
     freed: int
 
 
@@ -125,7 +125,7 @@ def _look(pins: Iterable[tuple[str, str | None]]) -> Drop:
 
 
 def _result(drop: Drop) -> Dropped:
-    return Dropped(drop.commits, drop.names, drop.freed)
+    return Dropped(drop.commits, drop.removed, drop.freed)
 
 
 def _require_intact(tree: Path) -> None:
