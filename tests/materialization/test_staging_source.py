@@ -23,9 +23,9 @@ from overlay.demo.checkpoint import OVERLAY_REPO
 from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere
 from overlay.formats.manifest import Manifest
 from overlay.hub.serving import Branch
-from overlay.materialization import by_name
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
+from overlay.materialization.serving import by_name
 from overlay.materialization.serving.by_name import materialize_by_name, plan_by_name
 from overlay.registry.entries import ServerSpec
 
