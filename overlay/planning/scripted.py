@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from overlay.consumers.sglang.asked import is_fetched
 from overlay.errors import BrokenInput, Untrusted
 from overlay.fingerprint import action_key, bytes_digest
 from overlay.planning.mappings import mapped
@@ -32,9 +32,6 @@ __all__ = ["GivenRepo", "Script", "environment", "python", "script_key", "source
 
 # Raise by hand whenever a script is given its inputs in another way.
 _RUNNER_VERSION = 1
-
-_NEVER_FETCHED = ("*.onnx", "*.msgpack")
-"""What a server leaves out where the manifest names no patterns."""
 
 _COMPUTES = ("torch", "numpy", "safetensors")
 """Packages whose release may decide the bytes of what a script computes and writes."""
@@ -132,12 +129,9 @@ def python(entry: Entry, sources: Sources, _rule: str) -> Outcome:
 
 
 def source_files(paths: Iterable[str], manifest: Manifest) -> list[str]:
-    """The files of a source that a server fetches for this manifest, by the Hub's rule: ``*`` crosses folders."""
-    patterns = manifest.source_allow_patterns
-    if patterns is None:
-        return [path for path in paths if not any(fnmatchcase(path, pattern) for pattern in _NEVER_FETCHED)]
-    wanted = {*manifest.required_source_files}
-    return [path for path in paths if path in wanted or any(fnmatchcase(path, pattern) for pattern in patterns)]
+    """The files of a source that a server fetches for this manifest, and those that the manifest requires."""
+    required, patterns = {*manifest.required_source_files}, manifest.source_allow_patterns
+    return [path for path in paths if path in required or is_fetched(path, patterns)]
 
 
 def script_key(script: Script) -> str:

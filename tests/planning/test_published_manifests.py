@@ -55,6 +55,22 @@ def test_what_a_script_is_given(known: OverlayManifest) -> None:
     assert found == sorted(known.given)
 
 
+@pytest.mark.parametrize(
+    ("patterns", "given"),
+    [
+        (["a/"], ["a/x.json", "need.onnx"]),
+        (["*.json", "*.onnx"], ["a/x.json", "need.onnx"]),
+        ([], ["a/x.json", "b.bin", "need.onnx"]),
+    ],
+    ids=["a folder", "what is never fetched", "no pattern"],
+)
+def test_a_script_is_given_what_the_client_fetches(patterns: list[str], given: list[str]) -> None:
+    """A folder stands for what is below it, some suffixes never come, no pattern is every file; required ones come."""
+    manifest = Manifest(source_allow_patterns=patterns, required_source_files=["need.onnx"])
+
+    assert source_files(["a/x.json", "a/y.onnx", "b.bin", "need.onnx"], manifest) == given
+
+
 @pytest.mark.parametrize("known", MANIFESTS.values(), ids=MANIFESTS)
 def test_what_is_mapped(tmp_path: Path, known: OverlayManifest) -> None:
     """The overlay's own files, and what the mappings take, each to its place."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from overlay.formats.manifest import Manifest
     from overlay.registry.entries import ServerSpec
 
-__all__ = ["Asked", "asked_of"]
+__all__ = ["Asked", "asked_of", "is_fetched"]
 
 _NEVER = ("*.onnx", "*.msgpack")
 _MAIN = "main"
@@ -25,7 +25,7 @@ class Asked:
     Attributes:
         overlay: Revision of the overlay, as the server names it: a commit, or a branch that the Hub's cache resolves.
         source: Likewise of the source.
-        patterns: Files of the source; None for all. ``*`` crosses ``/``, and a folder stands for what is below it.
+        patterns: Of files of the source, see :func:`is_fetched`; None for all.
         required: Files and folders that the source must have, or the server fetches the whole source again.
     """
 
@@ -36,11 +36,21 @@ class Asked:
 
     def wants(self, path: str) -> bool:
         """Whether this file of the source must be in the Hub's cache."""
-        if any(fnmatchcase(path, pattern) for pattern in _NEVER):
-            return False
-        return self.patterns is None or any(
-            fnmatchcase(path, f"{pattern}*" if pattern.endswith("/") else pattern) for pattern in self.patterns
-        )
+        return is_fetched(path, self.patterns)
+
+
+def is_fetched(path: str, patterns: tuple[str, ...] | None) -> bool:
+    """Whether a server fetches a file of the source, by the rule of the Hub's client.
+
+    Args:
+        path: In the source.
+        patterns: Of the manifest; none for all files. ``*`` crosses ``/``, and a folder stands for what is below it.
+    """
+    if any(fnmatchcase(path, pattern) for pattern in _NEVER):
+        return False
+    return not patterns or any(
+        fnmatchcase(path, f"{pattern}*" if pattern.endswith("/") else pattern) for pattern in patterns
+    )
 
 
 def asked_of(spec: ServerSpec, manifest: Manifest) -> Asked:
