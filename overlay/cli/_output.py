@@ -9,11 +9,12 @@ import os
 import re
 import shutil
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import click
 
 from overlay.errors import CannotWrite
+from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ __all__ = [
     "columns",
     "format_age",
     "format_seconds",
+    "moved_bytes",
     "say",
     "say_document",
     "say_lines",
@@ -171,6 +173,27 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:  # noqa: PLR2004  # seconds an hour
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class _Counters(Protocol):
+    """A document with the counters of a build."""
+
+    @property
+    def bytes_downloaded(self) -> int: ...
+    @property
+    def bytes_read(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    @property
+    def bytes_linked(self) -> int: ...
+
+
+def moved_bytes(counters: _Counters, *, done: bool) -> str:
+    """What a build moved, or will move: ``download 4 GB · write 62 GB``."""
+    verbs = ("downloaded", "read", "wrote", "linked") if done else ("download", "read", "write", "link")
+    counts = (counters.bytes_downloaded, counters.bytes_read, counters.bytes_written, counters.bytes_linked)
+    moved = [f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count]
+    return " · ".join(moved) or "nothing to move"
 
 
 def format_age(seconds: float) -> str:

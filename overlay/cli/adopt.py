@@ -10,7 +10,7 @@ import click
 
 import overlay
 from overlay.cli._options import Common, build_options, common_options, link_option, lock_option, server_options
-from overlay.cli._output import columns, format_seconds, style
+from overlay.cli._output import columns, format_seconds, moved_bytes, style
 from overlay.cli._progress import phases
 from overlay.formats.wording import format_bytes
 
@@ -180,7 +180,7 @@ def _plan_text(plan: AdoptionPlan, *, verbose: bool) -> Iterator[str]:
         yield f"{style('present', 'good')}: nothing to adopt"
         return
     yield style(plan.folder or "", "strong")
-    yield f"  {_moved(plan, ('download', 'read', 'write', 'link'))} · room {format_bytes(plan.room)}"
+    yield f"  {moved_bytes(plan, done=False)} · room {format_bytes(plan.room)}"
     compared = Counter(file.compared for file in plan.files)
     hows = Counter(file.how for file in plan.files if file.how)
     rows = [
@@ -210,15 +210,9 @@ _TAKEN = {
 
 
 def _done_text(done: Adopted) -> Iterator[str]:
-    moved = _moved(done, ("downloaded", "read", "wrote", "linked"))
+    moved = moved_bytes(done, done=True)
     yield f"{style(done.model, 'strong')}  {done.result} in {format_seconds(done.seconds)} · {moved}"
     hows = Counter(file.how for file in done.files)
     if hows:
         yield f"  {', '.join(f'{count} {_TAKEN[how]}' for how, count in hows.most_common())}"
     yield f"  {done.path}"
-
-
-def _moved(counted: AdoptionPlan | Adopted, verbs: tuple[str, str, str, str]) -> str:
-    counts = (counted.bytes_downloaded, counted.bytes_read, counted.bytes_written, counted.bytes_linked)
-    moved = [f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count]
-    return " · ".join(moved) or "nothing to move"

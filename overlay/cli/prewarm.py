@@ -9,7 +9,7 @@ import click
 
 import overlay
 from overlay.cli._options import Common, build_options, common_options, link_option, lock_option, server_options
-from overlay.cli._output import columns, format_seconds, style
+from overlay.cli._output import columns, format_seconds, moved_bytes, style
 from overlay.cli._progress import phases
 from overlay.cli._serving import (
     DroppedSource,
@@ -265,7 +265,7 @@ def _plan_text(plan: PrewarmPlan, *, verbose: bool) -> Iterator[str]:
         yield f"{style(model.model, 'strong')}{present}"
         short = style("  NOT ENOUGH", "bad") if model.room > model.free else ""
         room = f"room {format_bytes(model.room)} of {format_bytes(model.free)} free in {model.root}{short}"
-        yield f"  {_moved(model, ('download', 'read', 'write', 'link'))} · {room}"
+        yield f"  {moved_bytes(model, done=False)} · {room}"
         yield from staged_text(model.staged, "download another")
         yield from dropped_text(model.dropped, "will drop")
         rows = [[part, ", ".join(_summary(files))] for part, files in _by_component(model.files).items()]
@@ -299,15 +299,9 @@ def _summary(files: list[PlannedFile]) -> list[str]:
 
 def _done_text(done: Prewarmed) -> Iterator[str]:
     for model in done.models:
-        moved = _moved(model, ("downloaded", "read", "wrote", "linked"))
+        moved = moved_bytes(model, done=True)
         yield f"{style(model.model, 'strong')}  {model.result} in {format_seconds(model.seconds)} · {moved}"
         if model.path:
             yield f"  {model.path}"
         yield from staged_text(model.staged, "downloaded another")
         yield from dropped_text(model.dropped, "dropped")
-
-
-def _moved(model: PlannedModel | PrewarmedModel, verbs: tuple[str, str, str, str]) -> str:
-    counts = (model.bytes_downloaded, model.bytes_read, model.bytes_written, model.bytes_linked)
-    moved = [f"{verb} {format_bytes(count)}" for verb, count in zip(verbs, counts, strict=True) if count]
-    return " · ".join(moved) or "nothing to move"
