@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from overlay.sandbox.choice import require_sandbox, run, sandboxes
-from overlay.sandbox.job import Job, Limits, OutputFile, Ran, Sandbox
+from overlay.sandbox.job import Job, LeftFile, Limits, Ran, Sandbox
 
-__all__ = ["Job", "Limits", "OutputFile", "Ran", "Sandbox", "require_sandbox", "run", "sandboxes"]
+__all__ = ["Job", "LeftFile", "Limits", "Ran", "Sandbox", "require_sandbox", "run", "sandboxes"]

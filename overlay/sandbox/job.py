@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Job", "Limits", "OutputFile", "Ran", "Sandbox"]
+__all__ = ["Job", "LeftFile", "Limits", "Ran", "Sandbox"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Sandbox:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFile:
+class LeftFile:
     """One file that a script left.
 
     Args:
@@ -102,4 +102,4 @@ class Ran:
     seconds: float
     peak_memory: int
     output_tail: str
-    files: tuple[OutputFile, ...]
+    files: tuple[LeftFile, ...]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import PICKLES
-from overlay.sandbox.job import OutputFile
+from overlay.sandbox.job import LeftFile
 from overlay.sandbox.usage import MAX_ENTRIES
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _DEEPEST = 12  # with the longest names still a path that the system takes
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 
 
-def checked_output(output: Path, inputs: Iterable[Path]) -> tuple[OutputFile, ...]:
+def checked_output(output: Path, inputs: Iterable[Path]) -> tuple[LeftFile, ...]:
     """Every file below ``output``, sorted by path.
 
     Raises:
@@ -51,7 +51,7 @@ def checked_output(output: Path, inputs: Iterable[Path]) -> tuple[OutputFile, ..
         elif found.st_nlink != names[found.st_dev, found.st_ino]:
             raise _refused(path, "hard link out", "a hard link to a file that is elsewhere")
         else:
-            files.append(OutputFile(path.relative_to(root).as_posix(), "file", found.st_size, None))
+            files.append(LeftFile(path.relative_to(root).as_posix(), "file", found.st_size, None))
     return tuple(sorted(files, key=lambda file: file.path))
 
 
@@ -105,7 +105,7 @@ def _check_name(path: Path, name: str) -> None:
         raise _refused(path, "pickle", "weights in a format that runs code when they are read")
 
 
-def _link(path: Path, root: Path, allowed: list[Path]) -> OutputFile:
+def _link(path: Path, root: Path, allowed: list[Path]) -> LeftFile:
     try:
         target = path.resolve(strict=True)
         found = target.stat()
@@ -115,7 +115,7 @@ def _link(path: Path, root: Path, allowed: list[Path]) -> OutputFile:
         raise _refused(path, "link out", f"a link to {str(target)!r}, which is no input of the script")
     if not stat.S_ISREG(found.st_mode):
         raise _refused(path, "link to no file", f"a link to {str(target)!r}, which is no regular file")
-    return OutputFile(path.relative_to(root).as_posix(), "link", found.st_size, target)
+    return LeftFile(path.relative_to(root).as_posix(), "link", found.st_size, target)
 
 
 def _kind(mode: int) -> str:

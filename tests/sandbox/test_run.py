@@ -16,7 +16,7 @@ import pytest
 from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of, left_running
 
 from overlay.errors import BrokenInput, Untrusted
-from overlay.sandbox import OutputFile, run
+from overlay.sandbox import LeftFile, run
 
 if TYPE_CHECKING:
     from overlay.sandbox import Ran, Sandbox
@@ -56,10 +56,10 @@ def test_what_it_left_comes_back(tmp_path: Path, sandbox: Sandbox) -> None:
     done = ran(tmp_path, sandbox, BUILD, manifest={"text": "{}\n"})
 
     assert done.files == (
-        OutputFile("copied.json", "file", 2, None),
-        OutputFile("linked.json", "link", 2, tmp_path / "source/config.json"),
-        OutputFile("transformer/config.json", "file", 3, None),
-        OutputFile("twice.json", "file", 2, None),
+        LeftFile("copied.json", "file", 2, None),
+        LeftFile("linked.json", "link", 2, tmp_path / "source/config.json"),
+        LeftFile("transformer/config.json", "file", 3, None),
+        LeftFile("twice.json", "file", 2, None),
     )
     assert done.sandbox == sandbox.name
     assert 0 < done.seconds < 60
@@ -129,7 +129,7 @@ def test_a_link_counts_by_its_end(tmp_path: Path, sandbox: Sandbox, link: str) -
     job = job_of(tmp_path, script, readable=(tmp_path / link,))
     (job.source_dir / "a").symlink_to("../blobs/a")
 
-    assert run(job, quiet, sandbox=sandbox).files == (OutputFile("a", "link", 4, tmp_path / "blobs/a"),)
+    assert run(job, quiet, sandbox=sandbox).files == (LeftFile("a", "link", 4, tmp_path / "blobs/a"),)
 
 
 @pytest.mark.parametrize(

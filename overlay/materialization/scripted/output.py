@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from overlay.materialization.request import Phase
     from overlay.materialization.scripted.stage import Stage
     from overlay.planning.outputs import Input, OutputFile
-    from overlay.sandbox import OutputFile as Left
+    from overlay.sandbox import LeftFile
 
 __all__ = ["check_output", "take_output"]
 
@@ -36,7 +36,7 @@ _OURS = (MARKER_NAME, RECORD_NAME)
 """Written once the tree is known, whatever a script says of it."""
 
 
-def check_output(files: Iterable[Left], stage: Stage, where: str) -> None:
+def check_output(files: Iterable[LeftFile], stage: Stage, where: str) -> None:
     """Refuse what no server would load: no model index, a component that is none, weights that are none.
 
     Raises:
@@ -53,7 +53,7 @@ def check_output(files: Iterable[Left], stage: Stage, where: str) -> None:
         raise _bad(where, f"left a file that is not what its name says: {error.message}") from error
 
 
-def take_output(files: Iterable[Left], stage: Stage, cache: Cache, phase: Phase) -> tuple[OutputFile, ...]:
+def take_output(files: Iterable[LeftFile], stage: Stage, cache: Cache, phase: Phase) -> tuple[OutputFile, ...]:
     """Hash every file and move it into the objects; files that are inputs, linked or copied, are carried instead.
 
     Raises:
@@ -81,7 +81,7 @@ def take_output(files: Iterable[Left], stage: Stage, cache: Cache, phase: Phase)
     return tuple(outputs)
 
 
-def _taken(files: Iterable[Left], stage: Stage) -> Iterator[tuple[str, Path, Input | None]]:
+def _taken(files: Iterable[LeftFile], stage: Stage) -> Iterator[tuple[str, Path, Input | None]]:
     """Path, place, and the input that it is a link to; every other file is a plain one of our own by then."""
     links, inodes = [], {_inode(path): item for path, item in stage.real.items()}
     for file in files:
