@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from overlay.cache import actions, locks, replacing, trees
+from overlay.cache import actions, locks, trees
 from overlay.cache.disk import (
     cannot_write,
     existing,
@@ -265,6 +265,8 @@ class Cache:
 
     def replace_folder(self, name: str, tree: str, folder: os.stat_result) -> Path:
         """See :func:`overlay.cache.replacing.replace_folder`."""
+        from overlay.cache import replacing  # loads the C library, which only an adoption needs
+
         return replacing.replace_folder(self.root, name, tree, folder, self.notes)
 
     def drop_location(self, name: str) -> None:
