@@ -8,6 +8,7 @@ from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.reading import is_below
 from overlay.formats.checkpoint import WEIGHTS_SUFFIX
 from overlay.formats.overlay_repo import comes_to_tree
+from overlay.formats.tree_files import is_hidden
 from overlay.planning.compose import placed
 from overlay.planning.mappings import select
 from overlay.planning.native import sibling_paths
@@ -56,7 +57,7 @@ def tree_of(subject: Subject) -> Tree | None:
                 tree.update({out: Carried(repo, path) for out, path in placed(repo.paths(), part).items()})
         case "lora" if subject.base is not None:
             base, folder = subject.base
-            paths = [path for path in base.paths() if not any(part.startswith(".") for part in path.split("/"))]
+            paths = [path for path in base.paths() if not is_hidden(path)]
             tree.update(_carried(base, {path: path for path in paths}))
             # The base's own weights are held against their index where they are read.
             tree.update({path: None for path in paths if path.endswith(WEIGHTS_SUFFIX) and is_below(path, folder)})
@@ -73,7 +74,8 @@ def carried_needs(subject: Subject) -> dict[str, Carried | None]:
     tree: dict[str, Carried | None] = {}
     for need in subject.entry.needs:
         repo, folders = subject.inventory.repos[need.pin.repo], tuple(f"{component}/" for component in need.components)
-        tree.update(_carried(repo, {path: path for path in repo.paths() if path.startswith(folders)}))
+        paths = [path for path in repo.paths() if path.startswith(folders) and not is_hidden(path)]
+        tree.update(_carried(repo, {path: path for path in paths}))
     return tree
 
 

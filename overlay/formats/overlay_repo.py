@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+from overlay.formats.tree_files import is_hidden
+
 __all__ = ["MANIFEST_PATH", "METADATA_PATTERNS", "comes_to_tree", "is_metadata"]
 
 MANIFEST_PATH = "_overlay/overlay_manifest.json"
@@ -14,8 +16,11 @@ METADATA_PATTERNS = ("*.json", "*.md", "*.py", "*.txt")
 
 
 def comes_to_tree(path: str) -> bool:
-    """Whether this file of an overlay repo goes to the root of the tree: its metadata do, ``_overlay/`` stays out."""
-    return is_metadata(path) and not path.startswith("_overlay/")
+    """Whether this file of an overlay repo goes to the root of the tree: its metadata do.
+
+    ``_overlay/`` stays out, and so does what is hidden: a tool's, not a model's.
+    """
+    return is_metadata(path) and not path.startswith("_overlay/") and not is_hidden(path)
 
 
 def is_metadata(path: str) -> bool:

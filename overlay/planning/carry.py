@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from overlay.errors import BrokenInput
 from overlay.formats.files import PICKLES
 from overlay.formats.overlay_repo import comes_to_tree
+from overlay.formats.tree_files import is_hidden
 from overlay.planning.outputs import CarriedFile, GeneratedFile
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ def carry_files(book: InputBook, paths: Iterable[str], moved: dict[str, str] | N
 
 
 def carry_folder(book: InputBook, folder: str, out_folder: str) -> list[OutputFile]:
-    """Carry every file below ``folder``.
+    """Carry every file below ``folder`` that is not hidden.
 
     Raises:
         BrokenInput: There is none.
     """
     prefix = f"{folder}/"
-    paths = [path for path in book.files.paths() if path.startswith(prefix)]
+    paths = [path for path in book.files.paths() if path.startswith(prefix) and not is_hidden(path)]
     if not paths:
         raise BrokenInput(
             f"{book.files.name}: no file under {prefix}",

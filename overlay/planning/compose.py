@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput
 from overlay.formats.checkpoint import WEIGHTS_SUFFIX
+from overlay.formats.tree_files import is_hidden
 from overlay.formats.wording import counted, some
 from overlay.planning.carry import carry_files
 from overlay.planning.fuse import sha256_of
@@ -68,7 +69,7 @@ def part_paths(paths: Iterable[str], path: str) -> dict[str, str]:
         return {"": path}
     prefix = f"{path}/" if path else ""
     inside = [name.removeprefix(prefix) for name in found if name.startswith(prefix)]
-    return {name: prefix + name for name in inside if not any(part.startswith(".") for part in name.split("/"))}
+    return {name: prefix + name for name in inside if not is_hidden(name)}
 
 
 def _taken(book: InputBook, path: str) -> dict[str, str]:

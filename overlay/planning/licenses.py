@@ -36,4 +36,6 @@ def license_files(books: Iterable[InputBook], made: Collection[str]) -> list[Out
 
 
 def _label(book: InputBook) -> str:
-    return posixpath.basename(book.repo) if book.repo.startswith("/") else book.repo.replace("/", "__")
+    if book.repo.startswith("/"):
+        return posixpath.basename(book.repo).lstrip(".") or "_"  # nothing in a tree is hidden
+    return book.repo.replace("/", "__")

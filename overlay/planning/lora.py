@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.formats.checkpoint import read_checkpoint
+from overlay.formats.tree_files import is_hidden
 from overlay.planning.carry import carry_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
 from overlay.planning.native import native_transformer, siblings
@@ -50,9 +51,7 @@ def lora(entry: Entry, sources: Sources, rule: str) -> Outcome:
     held_here = {adapter.weights for adapter_book, adapter in adapters if adapter_book is book}
     held_here |= {adapter.spec for adapter_book, adapter in adapters if adapter_book is book and adapter.spec}
     others = [
-        path
-        for path in book.files.paths()
-        if path not in replaced and path not in held_here and not any(part.startswith(".") for part in path.split("/"))
+        path for path in book.files.paths() if path not in replaced and path not in held_here and not is_hidden(path)
     ]
     outputs = overlaid(carry_files(book, others), fuse_checkpoint(book, checkpoint, adapters, folder))
     return Outcome(list(outputs), adapter_uses(adapters), fused_before=before)

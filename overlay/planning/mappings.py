@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.manifest import FileMapping, GlobMapping
+from overlay.formats.tree_files import is_hidden
 from overlay.planning.carry import carry_files, overlay_own_files
 from overlay.planning.plan import overlaid
 from overlay.planning.sources import Outcome
@@ -34,6 +35,8 @@ def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
 def mapped(sources: Sources, paths: Sequence[str]) -> list[OutputFile]:
     """The overlay's own files with what its mappings take of these files of the source laid over them, in order.
 
+    What would be hidden in the tree is left out, where a server takes it along: no server reads it, but tools do.
+
     Raises:
         BrokenInput: A mapping finds nothing.
     """
@@ -48,7 +51,7 @@ def mapped(sources: Sources, paths: Sequence[str]) -> list[OutputFile]:
                 hint="pin an overlay and a source that belong together",
                 src=mapping.src,
             )
-        layers.append(carry_files(source, moved, moved))
+        layers.append(carry_files(source, [path for path, out in moved.items() if not is_hidden(out)], moved))
     return list(overlaid(*layers))
 
 

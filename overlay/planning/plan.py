@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import safe_path
+from overlay.formats.materialized import MARKER_NAME
+from overlay.formats.tree_files import git_folder, is_hidden
 from overlay.planning.outputs import AliasFile, CarriedFile, Fused, Input, OutputFile, Range, SafetensorsFile
 
 if TYPE_CHECKING:
@@ -114,12 +116,16 @@ def inputs_of(output: OutputFile) -> Iterator[Input]:
 def finish(outputs: Iterable[OutputFile], where: str) -> tuple[OutputFile, ...]:
     """Sort outputs by path; refuse paths that escape, collide, or use one path as file and folder.
 
+    Hidden paths are refused, too: whoever works in the tree would run what a ``.git`` or ``.envrc`` there says.
+
     Raises:
-        BrokenInput: The inputs ask for two different files at one path.
+        BrokenInput: The inputs ask for two different files at one path, or for one that no tree may have.
     """
     by_path: dict[str, OutputFile] = {}
     for output in outputs:
         path = safe_path(output.path, where)
+        if is_hidden(path) and path != MARKER_NAME:
+            raise _unsafe(f"{where}: {path!r} would be hidden in the tree", path)
         if path in by_path:
             raise BrokenInput(f"{where}: two inputs claim the output {path}", code="output-collision", path=path)
         by_path[path] = output
@@ -133,10 +139,21 @@ def finish(outputs: Iterable[OutputFile], where: str) -> tuple[OutputFile, ...]:
                     path=path,
                 )
             parent = parent.rpartition("/")[0]
+    if (folder := git_folder(by_path)) is not None:
+        raise _unsafe(f"{where}: {folder} would be a git repository in the tree", folder)
     for output in by_path.values():
         if isinstance(output, AliasFile) and output.of not in by_path:
             raise ValueError(f"{output.path} names {output.of}, which is no output")
     return tuple(by_path[path] for path in sorted(by_path))
+
+
+def _unsafe(problem: str, path: str) -> BrokenInput:
+    return BrokenInput(
+        f"{problem}, whose settings run commands of whoever works there",
+        code="unsafe-path",
+        hint="do not use this overlay; nothing that a server reads is called so",
+        found=path,
+    )
 
 
 def overlaid(*layers: Iterable[OutputFile]) -> Iterator[OutputFile]:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.files import PICKLES
+from overlay.formats.materialized import MARKER_NAME
+from overlay.formats.tree_files import git_folder, is_hidden
 from overlay.sandbox.job import LeftFile
 from overlay.sandbox.usage import MAX_ENTRIES
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["checked_output", "give", "make_removable"]
 
+_LONGEST_SHOWN = 200
 _DEEPEST = 12  # with the longest names still a path that the system takes
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
 
@@ -35,23 +38,28 @@ def checked_output(output: Path, inputs: Iterable[Path]) -> tuple[LeftFile, ...]
     allowed = [root, *(path.resolve() for path in inputs)]
     entries = list(_entries(root))
     if len(entries) > MAX_ENTRIES:
-        raise _refused(output, "too many files", f"more than {MAX_ENTRIES} files and folders")
+        raise _refused(".", "too many files", f"more than {MAX_ENTRIES} files and folders")
     names = Counter((found.st_dev, found.st_ino) for _, found in entries if stat.S_ISREG(found.st_mode))
     files = []
     for path, found in entries:
-        _check_name(path, path.relative_to(root).as_posix())
+        name = path.relative_to(root).as_posix()
+        _check_name(name)
         if stat.S_ISDIR(found.st_mode):
             continue
         if stat.S_ISLNK(found.st_mode):
-            files.append(_link(path, root, allowed))
+            files.append(_link(path, name, allowed))
         elif not stat.S_ISREG(found.st_mode):
-            raise _refused(path, _kind(found.st_mode), f"{_kind(found.st_mode)}")
+            raise _refused(name, _kind(found.st_mode), f"a {_kind(found.st_mode)}")
         elif found.st_mode & _SPECIAL_BITS:
-            raise _refused(path, "special mode", f"a file of mode {stat.S_IMODE(found.st_mode):o}")
+            raise _refused(name, "special mode", f"a file of mode {stat.S_IMODE(found.st_mode):o}")
         elif found.st_nlink != names[found.st_dev, found.st_ino]:
-            raise _refused(path, "hard link out", "a hard link to a file that is elsewhere")
+            raise _refused(name, "hard link out", "a hard link to a file that is elsewhere")
         else:
-            files.append(LeftFile(path.relative_to(root).as_posix(), "file", found.st_size, None))
+            files.append(LeftFile(name, "file", found.st_size, None))
+    if (folder := git_folder(file.path for file in files)) is not None:
+        raise _refused(
+            folder, "git repository", "a folder that git takes for a repository, whose settings run commands"
+        )
     return tuple(sorted(files, key=lambda file: file.path))
 
 
@@ -85,7 +93,8 @@ def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
         try:
             inside = sorted(folder.iterdir())
         except OSError as error:
-            raise _refused(folder, "unreadable folder", f"a folder that cannot be read ({error.strerror})") from error
+            name = folder.relative_to(root).as_posix()
+            raise _refused(name, "unreadable folder", f"a folder that cannot be read ({error.strerror})") from error
         for path in inside:
             found = path.lstat()
             count += 1
@@ -94,28 +103,31 @@ def _entries(root: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 waiting.append(path)
 
 
-def _check_name(path: Path, name: str) -> None:
+def _check_name(name: str) -> None:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise _refused(path, "bad name", f"a name that is not UTF-8: {name!r}") from None
+        raise _refused(name, "bad name", "a name that is not UTF-8") from None
     if not name.isprintable():
-        raise _refused(path, "bad name", f"a name with control characters: {name!r}")
-    if name.lower().endswith(PICKLES):
-        raise _refused(path, "pickle", "weights in a format that runs code when they are read")
+        raise _refused(name, "bad name", "a name with control characters")
+    if is_hidden(name) and name != MARKER_NAME:
+        raise _refused(name, "hidden", "a hidden file or folder, such as git, shells and editors take settings from")
+    if name.rstrip(". ").lower().endswith(PICKLES):
+        raise _refused(name, "pickle", "weights in a format that runs code when they are read")
 
 
-def _link(path: Path, root: Path, allowed: list[Path]) -> LeftFile:
+def _link(path: Path, name: str, allowed: list[Path]) -> LeftFile:
+    to = str(path.readlink())[:_LONGEST_SHOWN]
     try:
         target = path.resolve(strict=True)
         found = target.stat()
     except (OSError, RuntimeError):
-        raise _refused(path, "dangling link", f"a link to {str(path.readlink())!r}, which is not there") from None
+        raise _refused(name, "dangling link", f"a link to {to!r}, which is not there") from None
     if not any(target.is_relative_to(each) for each in allowed):
-        raise _refused(path, "link out", f"a link to {str(target)!r}, which is no input of the script")
+        raise _refused(name, "link out", f"a link to {to!r}, which is no input of the script")
     if not stat.S_ISREG(found.st_mode):
-        raise _refused(path, "link to no file", f"a link to {str(target)!r}, which is no regular file")
-    return LeftFile(path.relative_to(root).as_posix(), "link", found.st_size, target)
+        raise _refused(name, "link to no file", f"a link to {to!r}, which is no regular file")
+    return LeftFile(name, "link", found.st_size, target)
 
 
 def _kind(mode: int) -> str:
@@ -123,8 +135,9 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "special file")
 
 
-def _refused(path: Path, found: str, words: str) -> BrokenInput:
-    where = str(path).encode(errors="backslashreplace").decode()
+def _refused(name: str, found: str, words: str) -> BrokenInput:
+    """An error that names the file by its place in the output, in letters that a terminal can show."""
+    where = name.encode(errors="backslashreplace").decode()
     where = where if where.isprintable() else repr(where)
     return BrokenInput(
         f"{where}: the script left {words}; expected regular files, and links to its inputs",

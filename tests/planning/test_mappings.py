@@ -12,6 +12,7 @@ from support.models import write_registry
 from overlay.errors import BrokenInput, Untrusted
 from overlay.materialization.request import Options
 from overlay.planning.outputs import CarriedFile, GeneratedFile
+from overlay.planning.plan import finish
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +82,9 @@ def mapping_options(hub: Path, recipe: str = "mappings") -> Options:
             {p: p for p in ("a.json", "unet/config.json", "unet/deep/er/x.json")},
         ),
         ({"type": "glob", "src": "**/er/*"}, {"unet/deep/er/x.json": "unet/deep/er/x.json"}),
-        ({"type": "glob", "src": "unet/.h*"}, {"unet/.hidden.json": "unet/.hidden.json"}),
+        ({"type": "glob", "src": "unet/.h*"}, {}),
+        ({"src": "unet/config.json", "dst": ".git/config"}, {}),
+        ({"src": "unet/.hidden.json", "dst": "seen.json"}, {"seen.json": "unet/.hidden.json"}),
         ({"type": "glob", "src": "[ab].json"}, {"a.json": "a.json"}),
         (
             {"type": "tree", "src": "unet/deep"},
@@ -96,10 +99,35 @@ def test_each_kind_of_mapping(hub: Path, plan_of: Planner, mapping: dict[str, An
     assert mapped(hub, plan_of, mapping) == expected
 
 
-def test_a_tree_takes_hidden_files_too(hub: Path, plan_of: Planner) -> None:
-    """All of a folder means all of it."""
-    found = mapped(hub, plan_of, {"type": "tree", "src": "unet", "dst_dir": "t"})
-    assert {"t/.hidden.json", "t/.secret/y.json", "t/config.json"} <= set(found)
+def test_nothing_hidden_comes_to_a_tree(hub: Path, plan_of: Planner) -> None:
+    """Neither of a folder that is taken whole, nor of the overlay's own files: tools run what is there."""
+    own = {".vscode/tasks.json": "{}", "deep/.GIT/x.json": "{}", "seen.json": "{}"}
+    found = mapped(hub, plan_of, {"type": "tree", "src": "unet", "dst_dir": "t"}, own=own)
+    assert sorted(found) == ["seen.json", "t/config.json", "t/deep/er/x.json", "t/model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ("vae/HEAD", "vae/objects/x", "vae/refs/x"),
+        ("HEAD", "OBJECTS/x", "refs/x"),
+        ("a/b/head", "a/b/commondir"),
+    ],
+)
+def test_a_tree_is_no_git_repository(paths: tuple[str, ...]) -> None:
+    """Under no name: whoever typed ``git status`` there would run what its settings say."""
+    with pytest.raises(BrokenInput, match="git repository") as caught:
+        finish([GeneratedFile(path, b"") for path in (*paths, "model_index.json")], "acme/x")
+    assert caught.value.code == "unsafe-path"
+
+
+@pytest.mark.parametrize("path", [".git/config", "unet/.GIT/config", ".envrc", "a/.vscode/tasks.json", f"a/{MARKER}"])
+def test_a_tree_has_nothing_hidden(path: str) -> None:
+    """But the server's marker."""
+    with pytest.raises(BrokenInput, match="hidden") as caught:
+        finish([GeneratedFile(path, b"")], "acme/x")
+    assert caught.value.code == "unsafe-path"
+    assert finish([GeneratedFile(MARKER, b""), GeneratedFile("HEAD", b"")], "acme/x")
 
 
 def test_the_overlays_own_files_go_to_the_root_and_later_mappings_replace_them(hub: Path, plan_of: Planner) -> None:
