@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import re
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,8 @@ __all__ = [
     "server_options_as",
 ]
 
+# At the start or after a colon, and nothing behind it.
+_COMMAND = re.compile(r"(^|: )overlay [a-z][^;:,]*$")
 LEAST_MEMORY = 64 * 10**6
 FILE = click.Path(path_type=Path, dir_okay=False)
 DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -118,15 +121,23 @@ class Common:
         """A command line to suggest, with the places that were given by flag; variables stay in force by themselves."""
         return self.completed(shlex.join(["overlay", *words]))
 
-    def completed(self, command: str) -> str:
-        """A command line that lacks these places, with them."""
+    def advice(self, text: str, *, offline: bool = True) -> str:
+        """What to do next, whose author knew of no flags: where it is a command, or ends in one, that is completed."""
+        return self.completed(text, offline=offline) if _COMMAND.search(text) else text
+
+    def completed(self, command: str, *, offline: bool = True) -> str:
+        """A command line that lacks these places, with them.
+
+        Args:
+            offline: Whether it is to make no request either, where this one does not.
+        """
         source = click.get_current_context().get_parameter_source
         given = {"registry": self.registry, "cache_root": self.cache_root, "hub": self.hub}
         flags: list[str] = []
         for name, value in given.items():
             if source(name) is ParameterSource.COMMANDLINE:
                 flags += [f"--{name.replace('_', '-')}", str(value)]
-        flags += ["--offline"] if source("offline") is ParameterSource.COMMANDLINE else []
+        flags += ["--offline"] if offline and source("offline") is ParameterSource.COMMANDLINE else []
         return command if not flags or command.endswith(shlex.join(flags)) else f"{command} {shlex.join(flags)}"
 
 
@@ -151,8 +162,8 @@ def common_options(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(common, **options)
         except OverlayError as error:
-            if error.hint and error.hint.startswith("overlay "):  # a command; who raised it knew of no flags
-                error.hint = common.completed(error.hint)
+            if error.hint:
+                error.hint = common.advice(error.hint)
             raise
 
     for option in reversed(_OPTIONS):

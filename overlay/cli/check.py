@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from overlay.cli._options import FILE, Common, common_options, server_options
-from overlay.errors import CheckFailed, InvalidRegistry, InvalidUsage, NotHere, TryAgain
+from overlay.errors import CheckFailed, InvalidRegistry, NotHere, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -74,8 +75,8 @@ def check(
     read; nothing is written. Status 1 when something is found at or above --fail-on; 5 or 3 when nothing is, but
     something could not be told.
 
-    With --for, it is also told what such a server looks for when it is given the name of the model, whether that is
-    what is built here, and whether this host has it.
+    With --for sglang, it is also told what such a server looks for when it is given the name of the model, whether that
+    is what is built here, and whether this host has it; with --for vllm-omni, whether it loads the model's layout.
 
     With --same REPO --revision A B, the arguments are files and folders of REPO (none: all of it), and it is told
     whether they are the same at both commits, by digests alone.
@@ -150,7 +151,8 @@ def _check_models(
     def open_other(pin: Pin) -> Repo:
         return _open(common, pin, traffic)
 
-    of_server = _of_server(common, server, open_other) if server else None
+    of_server, said = _of_server(common, server, open_other) if server else (None, ())
+    notes += [*said, *(f"{model}: {note}" for model, resolution in chosen.items() for note in resolution.moved)]
     reports = [
         judged(
             check_model(
@@ -165,6 +167,7 @@ def _check_models(
         )
         for model, resolution in chosen.items()
     ]
+    reports = [_advised(common, report) for report in reports]
     document = Checked(
         registry=registry.path,
         base=before.name if before else None,
@@ -206,24 +209,33 @@ def _take(common: Common, traffic: Traffic, resolution: Resolution, known: Locke
     )
 
 
-def _of_server(common: Common, server: Server, open_other: Callable[[Pin], Repo]) -> Check:
-    """The check of a server, with what this host has for it."""
+def _advised(common: Common, report: Report) -> Report:
+    """A report whose fixes are commands to run as they stand; also those that need the Hub this check is kept from."""
+    advice = partial(common.advice, offline=False)
+    findings = (replace(item, fix=advice(item.fix)) if item.fix else item for item in report.findings)
+    return replace(report, findings=tuple(findings))
+
+
+def _of_server(common: Common, server: Server, open_other: Callable[[Pin], Repo]) -> tuple[Check, tuple[str, ...]]:
+    """The check of a server, with what this host has for it; and what there is to know beside."""
     from overlay.consumers import sglang
-    from overlay.contract.checks.server import Warmed, check_server
+    from overlay.consumers.launch import why_not_known
+    from overlay.contract.checks.layout import check_layout
+    from overlay.contract.checks.look import Warmed
+    from overlay.contract.checks.server import check_server
     from overlay.formats.materialized import MARKER_NAME
     from overlay.materialization.request import open_cache
 
+    notes = [note] if (note := why_not_known(server)) else []
     if server.name != "sglang":
-        raise InvalidUsage(
-            f"{server.name} looks nothing up by name that is built here",
-            code="option-conflict",
-            hint="serve by path: overlay env MODEL --for vllm-omni",
-        )
+        return partial(check_layout, server=server), tuple(notes)
     root = open_cache(common.options(server=server), create=False).root
     names = frozenset(marker.parent.name for marker in root.locations.glob(f"*/{MARKER_NAME}"))
     ignores_xdg = bool(os.environ.get("XDG_CACHE_HOME")) and not sglang.release_of(server.version).honours_xdg
     warmed = Warmed(str(root.path), names, ignores_xdg) if root.path.is_dir() else Warmed()
-    return partial(check_server, server=server, warmed=warmed, open_other=open_other)
+    if not warmed.root:
+        notes.append(f"{root.path}: there is no cache root, so what {server} finds on this host was not looked at")
+    return partial(check_server, server=server, warmed=warmed, open_other=open_other), tuple(notes)
 
 
 def _open(common: Common, pin: Pin, traffic: Traffic) -> Repo:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-import overlay
-from overlay.cli._options import Common, common_options, rule_flags, rule_option, server_options
+from overlay.cli._options import Common, common_options, rule_option, server_options
 from overlay.cli.resolve import present
 from overlay.consumers.launch_forms import FORMS, Form, lines_of
 
@@ -27,13 +26,12 @@ class Launched:
 
     Attributes:
         by: ``path``: the server is given the directory. ``name``: it looks the model up.
-        command: Words of the command line.
+        command: Words of the command line, those that were given behind ``--`` among them.
         env: Variables of the server.
         folders: What the server reads, each wanted under its own path.
-        request: What each request says unless it means something else.
+        request: What each request says unless it means something else; numbers are numbers.
         grid_points: Points of the noise schedule, one more than evaluations of the model; null where it fixes none.
         image: A container image of the release, as its publisher names it; that it exists was not looked at.
-        state: Of the model, as ``overlay resolve`` has it.
         notes: What the user should know.
     """
 
@@ -43,15 +41,15 @@ class Launched:
     command: tuple[str, ...]
     env: dict[str, str]
     folders: tuple[str, ...]
-    request: dict[str, str]
+    request: dict[str, str | int | float | bool]
     grid_points: int | None
     image: str
-    state: Literal["present", "stale", "damaged", "absent", "unknown"]
     notes: tuple[str, ...]
 
 
 @click.command(short_help="Print how a server is started on a model.")
 @click.argument("model")
+@click.argument("flags", metavar="[-- FLAGS]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--by",
     type=click.Choice(["path", "name"]),
@@ -63,27 +61,38 @@ class Launched:
 @rule_option
 @server_options
 @common_options
-def env(common: Common, model: str, by: By | None, form: Form, rule: str, server: Server | None) -> None:
-    """Print everything that it takes to start a server on a model: variables, command, flags of the model.
+def env(
+    common: Common,
+    model: str,
+    flags: tuple[str, ...],
+    by: By | None,
+    form: Form,
+    rule: str,
+    server: Server | None,
+) -> None:
+    """Print everything that it takes to start a server on a model: one command, with variables and the model's flags.
 
-    By path the server loads the directory: no source, no Hub, no key; status 3 when it is not there. By name it looks
-    for the directory by itself, and needs the source in the Hub's cache before it does; with --with-override it is told
-    the pins in force.
+    By path the server loads the directory: no source, no Hub, no key. By name it looks for the directory by itself, and
+    needs the source in the Hub's cache before it does; with --with-override it is told the pins in force. Status 3, and
+    nothing printed, when the model is not there. What stands behind -- becomes part of the command.
 
-    For example: eval "$(overlay env MODEL --for sglang)"
+    For example: launch=$(overlay env MODEL --for sglang -- --port 30000) && eval "$launch"
     """
     if server is None:
         raise click.UsageError("Missing option '--for': the server that is to be started.")
-    from overlay.materialization.serving.starting import start_by_name, start_by_path, way
+    if flags and not flags[0].startswith("-"):
+        raise click.UsageError(f"Got unexpected extra argument ({flags[0]}); flags of the server begin with -")
+    from overlay.materialization.serving.starting import require_name, start_by_name, start_by_path, way
 
     options, chosen = common.options(rule=rule, server=server), way(server, by)
     if chosen == "path":
         found, tree = present(common, "env", model, rule, server, *_flags(by, form))
-        start = start_by_path(found.resolution, tree, options)
+        start = start_by_path(found.resolution, tree, options, flags)
     else:
-        found = overlay.resolve(model, options)
-        start = start_by_name(found.resolution, model, options)
-    notes = (*start.notes, *_commands(common, model, start, found.state.name, rule, server))
+        require_name(model, options)
+        found, _ = present(common, "env", model, rule, server, *_flags(by, form), by_name=True)
+        start = start_by_name(found.resolution, model, options, flags)
+    notes = (*start.notes, *_commands(common, model, start, server))
     document = Launched(
         start.model,
         start.server,
@@ -94,7 +103,6 @@ def env(common: Common, model: str, by: By | None, form: Form, rule: str, server
         dict(start.request),
         start.grid_points,
         start.image,
-        found.state.name,
         notes,
     )
     common.output.result(document, lambda: lines_of(start, form))
@@ -106,11 +114,7 @@ def _flags(by: By | None, form: Form) -> tuple[str, ...]:
     return (*(["--by", by] if by else []), *([] if form == "shell" else ["--format", form]))
 
 
-def _commands(common: Common, model: str, start: Start, state: str, rule: str, server: Server) -> Iterator[str]:
-    """What is to be run before a server looks the model up."""
-    if start.by == "path":
-        return
-    if state != "present":
-        command = common.command("prewarm", model, "--stage-source", *rule_flags(rule), *server.flags)
-        yield f"{state}: the server would build it by itself; before it starts: {command}"
-    yield f"what this server finds, and what not: {common.command('check', model, *server.flags)}"
+def _commands(common: Common, model: str, start: Start, server: Server) -> Iterator[str]:
+    """What tells whether a server will find the model by its name."""
+    if start.by == "name":
+        yield f"what this server finds, and what not: {common.command('check', model, *server.flags)}"

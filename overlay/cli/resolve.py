@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.consumers.server import Server
-    from overlay.materialization.state import State
     from overlay.registry import Pin, Resolution
 
 __all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "present", "resolve"]
@@ -116,8 +115,9 @@ def resolve(common: Common, model: str, only_path: bool, rule: str, server: Serv
     if only_path:
         _print_path(common, model, rule, server)
         return
-    found = overlay.resolve(model, common.options(rule=rule, server=server))
-    document = _document(common, model, found, (*rule_flags(rule), *server_flags(server)))
+    options = common.options(rule=rule, server=server)
+    found = overlay.resolve(model, options)
+    document = _document(common, model, found, options)
     common.output.result(document, lambda: _text(document))
 
 
@@ -137,17 +137,21 @@ def _print_path(common: Common, model: str, rule: str, server: Server | None) ->
 
 
 def present(
-    common: Common, command: str, model: str, rule: str, server: Server | None, *flags: str
+    common: Common, command: str, model: str, rule: str, server: Server | None, *flags: str, by_name: bool = False
 ) -> tuple[overlay.Resolved, Path]:
     """A model that is here as the registry pins it, and its directory.
 
     Args:
         command: The command that wants it, with its other ``flags``.
+        by_name: It is for a server that looks it up.
 
     Raises:
         NotHere: It is not; the hint is what to run first.
     """
-    found = overlay.resolve(model, common.options(rule=rule, server=server))
+    from overlay.materialization.resolve import build_words
+
+    options = common.options(rule=rule, server=server)
+    found = overlay.resolve(model, options)
     state = found.state
     if state.name != "present" or state.tree is None:
         why = f": {state.why}" if state.why else ""
@@ -157,14 +161,14 @@ def present(
             # Of another rule: most likely that is the one that is meant.
             hint=common.command(command, model, *flags, "--rule", state.rule, *server_flags(server))
             if state.rule
-            else common.command(_builder(state), model, *rule_flags(rule), *server_flags(server)),
+            else common.command(*build_words(model, found, options, by_name=by_name)),
             model=model,
-            location=state.location,
+            location=str(state.location) if state.location else None,
         )
     return found, state.tree
 
 
-def _document(common: Common, model: str, found: overlay.Resolved, flags: tuple[str, ...]) -> ResolvedModel:
+def _document(common: Common, model: str, found: overlay.Resolved, options: overlay.Options) -> ResolvedModel:
     resolution, state = found.resolution, found.state
     entry = resolution.entry
     folder = resolution.source_folder
@@ -186,8 +190,8 @@ def _document(common: Common, model: str, found: overlay.Resolved, flags: tuple[
         lock=lock,
         entry=f"{entry.place.file}:{entry.place.line}" if entry.place.line else entry.place.file,
         replaced=found.replaced,
-        notes=(*resolution.notes, *_hub_notes(common)),
-        next=_next(common, model, found, flags, lock, pinned=pinned),
+        notes=(*(note for note in resolution.notes if note not in resolution.moved), *_hub_notes(common)),
+        next=_next(common, model, found, options, lock, pinned=pinned),
     )
 
 
@@ -208,30 +212,22 @@ def _next(
     common: Common,
     model: str,
     found: overlay.Resolved,
-    flags: tuple[str, ...],
+    options: overlay.Options,
     lock: ModelLock | None,
     *,
     pinned: bool,
 ) -> str | None:
-    # MODEL as it was typed: a folder means another source or overlay than the model's name, and its spelling counts.
+    from overlay.materialization.resolve import build_words
+
     if found.state.name == "present":
-        return common.command("verify", model, *flags)
+        return common.command("verify", model, *rule_flags(options.rule), *server_flags(options.server))
+    words = build_words(model, found, options)
     if not found.resolution.entry.is_buildable:
-        return common.command("check", found.resolution.model)
+        return common.command(*words)
     if lock is not None and lock.state == "stale":
         return common.command("lock", found.resolution.model)
-    flags = (
-        *flags,
-        *([] if pinned else ["--allow-floating"]),
-        *(["--dry-run"] if found.state.name == "unknown" else []),
-    )
-    return common.command(_builder(found.state), model, *flags)
-
-
-def _builder(state: State) -> str:
-    """The command that brings a model here: what a server built at its location need not be built again."""
-    is_folder = state.location is not None and state.location.is_dir() and not state.location.is_symlink()
-    return "adopt" if is_folder and state.tree is None else "prewarm"
+    floating, unknown = [] if pinned else ["--allow-floating"], found.state.name == "unknown"
+    return common.command(*words, *floating, *(["--dry-run"] if unknown else []))
 
 
 def _repo(pin: Pin, components: tuple[str, ...] = ()) -> PinnedRepo:

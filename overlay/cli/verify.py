@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, common_options, rule_flags, rule_option, server_flags, server_options
+from overlay.cli._options import Common, common_options, rule_option, server_flags, server_options
 from overlay.cli._output import columns, style
 from overlay.cli._progress import phases
 from overlay.errors import InvalidRegistry, InvalidUsage, NotHere
@@ -125,20 +125,23 @@ def _is_cached(common: Common, folder: Path, server: Server | None) -> bool:
 def _folder(common: Common, target: str, rule: str, server: Server | None) -> tuple[Path, str]:
     """A folder with a record, else what the model's location leads to; and why that is stale, if it is."""
     from overlay.materialization.record import RECORD_NAME
+    from overlay.materialization.resolve import build_words
 
     if (Path(target) / RECORD_NAME).is_file():
         return Path(target), ""
+    options = common.options(rule=rule, server=server)
     try:
-        state = overlay.resolve(target, common.options(rule=rule, server=server)).state
+        found = overlay.resolve(target, options)
     except InvalidUsage as error:
         if error.code == "unknown-folder":
             return Path(target), ""  # to be told what it lacks
         raise
+    state = found.state
     if state.tree is None:
         raise NotHere(
             f"{target}: {state.name}, nothing to verify",
             code=f"model-{state.name}",
-            hint=common.command("prewarm", target, *rule_flags(rule), *server_flags(server)),
+            hint=common.command(*build_words(target, found, options)),
             model=target,
         )
     return state.tree, state.why if state.name == "stale" else ""

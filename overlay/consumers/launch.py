@@ -7,9 +7,11 @@ its own table is not to decide, what of.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from overlay.consumers.layouts import native_folders
 from overlay.consumers.server import version_text
 from overlay.consumers.sglang.told import override_of
 from overlay.consumers.sglang.versions import NEWEST, release_of
@@ -22,15 +24,31 @@ if TYPE_CHECKING:
     from overlay.consumers.server import Server
     from overlay.registry import Entry
 
-__all__ = ["OVERRIDE", "ROOT", "By", "Start", "by_name", "by_path", "exported", "native_partitions"]
+__all__ = [
+    "OVERRIDE",
+    "ROOT",
+    "By",
+    "FilesBelow",
+    "RequestValue",
+    "Start",
+    "by_name",
+    "by_path",
+    "exported",
+    "native_partitions",
+    "why_not_known",
+]
 
 By = Literal["path", "name"]
 """What a server is given: a directory, or a name that it looks up."""
 
+RequestValue = str | int | float | bool
+"""What a field of a request says."""
+
 OVERRIDE = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
 ROOT = "SGLANG_DIFFUSION_CACHE_ROOT"
 
-_VLLM_OMNI_NEWEST = "0.30.0"
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?")
+_VLLM_OMNI_NEWEST = (0, 30, 0)
 # Whatever is served was warmed. A server that would ask the Hub all the same fails when it starts, and fetches nothing.
 _OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
@@ -41,10 +59,10 @@ class Start:
 
     Attributes:
         server: As a user names it.
-        command: Words of the command line.
+        command: Words of the command line, the last of them those that the user added.
         env: Its variables.
         folders: What it reads, each wanted under its own path; none lies in another.
-        request: What each request says unless it means something else.
+        request: What each request says unless it means something else; numbers are numbers.
         grid_points: Points of the noise schedule; None where the model does not fix them.
         image: A container image of this release, as its publisher names it.
         notes: What the user should know.
@@ -56,7 +74,7 @@ class Start:
     command: tuple[str, ...]
     env: Mapping[str, str]
     folders: tuple[str, ...]
-    request: Mapping[str, str]
+    request: Mapping[str, RequestValue]
     grid_points: int | None
     image: str
     notes: tuple[str, ...] = ()
@@ -75,7 +93,25 @@ def by_path(entry: Entry, server: Server, tree: Path, root: Path) -> Start:
 
 def native_partitions(tree: Path) -> list[Path]:
     """Folders of a tree that are each a model of their own, as MiniMax releases them; none in another layout."""
-    return [tree / name for name in ("FL2VA", "Ref2VA") if (tree / name / "model_index.json").is_file()]
+    return [tree / name for name in native_folders(FilesBelow(tree))]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesBelow:
+    """The files of a folder, as a container of their paths."""
+
+    folder: Path
+
+    def __contains__(self, path: object) -> bool:
+        return (self.folder / str(path)).is_file()
+
+
+def why_not_known(server: Server) -> str | None:
+    """That nobody looked at what this release does; None where somebody did."""
+    newest = NEWEST if server.name == "sglang" else _VLLM_OMNI_NEWEST
+    if server.version is None or server.version <= newest:
+        return None
+    return f"{server} is newer than what was looked at: it is taken to behave as {version_text(newest)}"
 
 
 def by_name(entry: Entry, server: Server, given: str, folders: Sequence[Path], root: Path, hub_cache: Path) -> Start:
@@ -117,7 +153,7 @@ def _start(
         image = f"lmsysorg/sglang:v{version_text(server.version or NEWEST)}"
     else:
         command = ("vllm-omni", "serve", given, "--omni")
-        image = f"vllm/vllm-omni:v{version_text(server.version) if server.version else _VLLM_OMNI_NEWEST}"
+        image = f"vllm/vllm-omni:v{version_text(server.version or _VLLM_OMNI_NEWEST)}"
     outermost = [folder for folder in dict.fromkeys(folders) if not set(folder.parents) & set(folders)]
     return Start(
         entry.model,
@@ -132,10 +168,17 @@ def _start(
     )
 
 
-def _request(launch: Launch, server: Server) -> dict[str, str]:
+def _request(launch: Launch, server: Server) -> dict[str, RequestValue]:
     """Fields of a request; the number of steps as the release counts them."""
+    fields = {name: _value(text) for name, text in launch.request.items()}
     if launch.grid_points is None:
-        return dict(launch.request)
+        return fields
     counts_points = server.name == "sglang" and not release_of(server.version).counts_evaluations
-    steps = launch.grid_points if counts_points else launch.grid_points - 1
-    return {**launch.request, "num_inference_steps": str(steps)}
+    return {**fields, "num_inference_steps": launch.grid_points if counts_points else launch.grid_points - 1}
+
+
+def _value(text: str) -> RequestValue:
+    """What a registry, in which every scalar is text, says of a field."""
+    if text in ("true", "false"):
+        return text == "true"
+    return json.loads(text) if _NUMBER.fullmatch(text) else text

@@ -18,9 +18,15 @@ __all__ = ["FORMS", "Form", "lines_of"]
 Form = Literal["shell", "docker", "k8s"]
 FORMS: tuple[Form, ...] = ("shell", "docker", "k8s")
 
+# For Kubernetes, which gives a container no GPU unless asked, and 64 MiB through which workers pass tensors.
+_GPUS = 1
+_SHARED_MEMORY = "32Gi"
+
 
 def lines_of(start: Start, form: Form) -> list[str]:
-    """A start in one of the forms; what a reader needs to know beside it is in comments.
+    """A start in one of the forms: what a reader needs to know beside it in comments first, what is run after them.
+
+    The command of a shell or of Docker is the last line, so that words behind it are words of the command.
 
     Raises:
         InvalidUsage: A path cannot be said in this form.
@@ -29,12 +35,12 @@ def lines_of(start: Start, form: Form) -> list[str]:
         if not text.isprintable():
             raise _not_nameable(text, "has control characters, or is not UTF-8")
     lines = {"shell": _shell, "docker": _docker, "k8s": _k8s}[form](start)
-    return [f"# {start.model} for {start.server}, by {start.by}", *lines, *_requests(start)]
+    return [f"# {start.model} for {start.server}, by {start.by}", *_requests(start), *lines]
 
 
 def _shell(start: Start) -> Iterator[str]:
-    yield from (f"export {name}={shlex.quote(value)}" for name, value in start.env.items())
-    yield shlex.join(start.command)
+    # Through env, not exported: nothing is left behind in a shell that runs it.
+    yield shlex.join(["env", *(f"{name}={value}" for name, value in start.env.items()), *start.command])
 
 
 def _docker(start: Start) -> Iterator[str]:
@@ -63,13 +69,22 @@ def _k8s(start: Start) -> Iterator[str]:
     for variable, value in start.env.items():
         yield f"      - name: {_quoted(variable)}"
         yield f"        value: {_quoted(_unexpanded(value))}"
+    yield "    resources:"
+    yield "      limits:"
+    yield f"        nvidia.com/gpu: {_GPUS}"
     yield "    volumeMounts:"
+    yield "      - name: shm"
+    yield "        mountPath: /dev/shm"
     folders = list(enumerate(_mounted(start)))
     for number, folder in folders:
         yield f"      - name: {_quoted(f'models-{number}')}"
         yield f"        mountPath: {_quoted(folder)}"
         yield "        readOnly: true"
     yield "volumes:"
+    yield "  - name: shm"
+    yield "    emptyDir:"
+    yield "      medium: Memory"
+    yield f"      sizeLimit: {_SHARED_MEMORY}"
     for number, folder in folders:
         yield f"  - name: {_quoted(f'models-{number}')}"
         yield "    hostPath:"
@@ -80,7 +95,10 @@ def _k8s(start: Start) -> Iterator[str]:
 def _requests(start: Start) -> Iterator[str]:
     if start.request:
         points = f" ({start.grid_points} grid points)" if start.grid_points else ""
-        yield f"# in each request: {', '.join(f'{name} {value}' for name, value in start.request.items())}{points}"
+        said = (
+            f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in start.request.items()
+        )
+        yield f"# in each request: {', '.join(said)}{points}"
 
 
 def _mounted(start: Start) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ __all__ = ["SERVERS", "Server", "Version", "parse_server", "version_text"]
 Version = tuple[int, int, int]
 """Major, minor, patch; post releases of a version behave as it does."""
 
-_NAMED = re.compile(r"(?P<name>[a-z0-9-]+)(?:==(?P<version>\d+\.\d+\.\d+)(?:\.post\d+)?)?")
+_VERSION = re.compile(r"(?P<major>[0-9]{1,9})\.(?P<minor>[0-9]{1,9})(?:\.(?P<patch>[0-9]{1,9}))?(?:\.post[0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,27 @@ def version_text(version: Version) -> str:
 
 
 def parse_server(text: str, *, with_override: bool = False) -> Server:
-    """Read what ``--for`` was given.
+    """Read what ``--for`` was given. ``0.30`` is ``0.30.0``, as it is to package installers.
 
     Raises:
         InvalidUsage: It is no server that is known here, or no version of one.
     """
-    found = _NAMED.fullmatch(text.strip())
-    if found is None or found["name"] not in SERVERS:
+    name, named, said = text.strip().partition("==")
+    if name not in SERVERS:
         raise InvalidUsage(
             f"no server {text!r}; expected one of {', '.join(SERVERS)}, with ==VERSION or without",
             code="unknown-server",
             hint="for instance --for sglang==0.5.23",
             server=text,
         )
-    version = tuple(map(int, found["version"].split("."))) if found["version"] else None
-    return Server(found["name"], version, with_override)  # type: ignore[arg-type]  # three numbers, as the pattern says
+    if not named:
+        return Server(name, None, with_override)
+    found = _VERSION.fullmatch(said)
+    if found is None:
+        raise InvalidUsage(
+            f"{text!r}: no release of {name}; expected {name}==X.Y.Z, three numbers (a .postN behind them is taken)",
+            code="unknown-server",
+            hint=f"name a release, or leave the version out: --for {name}",
+            server=text,
+        )
+    return Server(name, (int(found["major"]), int(found["minor"]), int(found["patch"] or 0)), with_override)

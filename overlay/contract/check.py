@@ -64,7 +64,7 @@ _MAY_NOT_SEE = {"gated", "token-needed", "forbidden"}
 _GONE = {"vanished-commit", "repo-not-found", "repo-disabled"}
 _OF_A_REPO = {"skipped", "vanished", "not-checked"}
 # What the others say explains why a plan cannot be made as well; these are about something else.
-_OF_A_SERVER = {"server-unknown", "server-looks-elsewhere", "snapshot-extras"}
+_OF_A_SERVER = {"server-unknown", "server-looks-elsewhere", "snapshot-extras", "layout-not-loaded"}
 _NO_REASON = {*OF_THE_LOCK, *_OF_A_SERVER, "fingerprint-differs", "not-fetched", "script-changed"}
 
 

@@ -77,6 +77,9 @@ CODES: Mapping[str, Code] = {
     "server-unknown": Code("the server has nothing to look up for the model", "note", "error"),
     "server-looks-elsewhere": Code("the server looks for another directory than is built here", "note", "error"),
     "server-not-warmed": Code("nothing is where the server will look on this host", "note", "warning"),
+    "source-not-staged": Code("the server misses something in the Hub's cache on this host", "note", "warning"),
+    "server-finds": Code("the server finds what is built here", "note", "note"),
+    "layout-not-loaded": Code("the server loads another layout than is made here", "error", "note"),
     "source-not-told": Code("the server takes the source from a branch, not from the pinned commit", "note", "warning"),
     "branch-elsewhere": Code("a branch in the Hub's cache is at another commit than is pinned", "note", "warning"),
     "snapshot-extras": Code(

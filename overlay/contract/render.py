@@ -64,11 +64,11 @@ def finding_lines(finding: Finding, severity: str, width: int | None = None) -> 
 
 
 def _told(finding: Finding) -> str:
-    """``model: message``; one that begins with the model's own repo does not name it again."""
+    """``model: message``; one that begins with the model itself does not name it again."""
     if not finding.model:
         return finding.message
     rest = finding.message.removeprefix(finding.model)
-    return f"{finding.model}: {rest.lstrip() if rest[:1] in ('@', ' ') else finding.message}"
+    return f"{finding.model}: {rest.lstrip() if rest[:1] == ' ' else finding.message}"
 
 
 def _wrapped(text: str, begin: str, width: int | None) -> list[str]:

@@ -93,7 +93,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     memo = open_memo(cache, write=False)
     is_present = present_state(resolution, registry, options) is not None
     in_force = None if is_present else lock_in_force(resolution)
-    require_trusted(resolution, registry, allowed=options.allow_script or is_present)
+    require_trusted(resolution, allowed=options.allow_script or is_present)
     inventory = inventory_of(resolution, options, memo)
     the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
@@ -198,7 +198,7 @@ def materialize(
         seconds = time.monotonic() - started
         return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
     in_force = lock_in_force(resolution)
-    require_trusted(resolution, registry, allowed=options.allow_script)
+    require_trusted(resolution, allowed=options.allow_script)
     cache = open_cache(options, create=True)
     memo = open_memo(cache, write=True)
     inventory = inventory_of(resolution, options, memo)

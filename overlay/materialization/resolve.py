@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from overlay.registry import Resolution
 
-__all__ = ["Resolved", "location_at_hand", "present", "resolve"]
+__all__ = ["Resolved", "build_words", "location_at_hand", "present", "prewarm_words", "resolve"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,11 @@ def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
     return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))
 
 
-def present(model: str, options: Options = DEFAULTS) -> tuple[Resolved, Path]:
+def present(model: str, options: Options = DEFAULTS, *, by_name: bool = False) -> tuple[Resolved, Path]:
     """What the name of a model stands for that is here, and its directory.
+
+    Args:
+        by_name: It is for a server that looks it up, and so for one that needs the source as well.
 
     Raises:
         NotHere: It is not here as the registry pins it.
@@ -60,16 +63,40 @@ def present(model: str, options: Options = DEFAULTS) -> tuple[Resolved, Path]:
     raise NotHere(
         f"{model}: {state.name}{why}",
         code=f"model-{state.name}",
-        hint=shlex.join(
-            [
-                *("overlay", "prewarm", model),
-                *([] if options.rule == DEFAULT_RULE else ["--rule", options.rule]),
-                *(options.server.flags if options.server else ()),
-            ]
-        ),
+        hint=shlex.join(["overlay", *build_words(model, found, options, by_name=by_name)]),
         model=model,
         location=str(state.location) if state.location else None,
     )
+
+
+def build_words(model: str, found: Resolved, options: Options, *, by_name: bool = False) -> tuple[str, ...]:
+    """The command that brings a model here, or that tells of one that cannot be built.
+
+    What a server built at the model's location need not be built again.
+
+    Args:
+        model: As it was named: a folder means another source or overlay than the model's name, and its spelling counts.
+        by_name: As of :func:`present`.
+    """
+    location, is_script = found.state.location, found.resolution.entry.recipe.name == "python"
+    is_folder = location is not None and location.is_dir() and not location.is_symlink()
+    if is_folder and found.state.tree is None and not is_script:
+        return ("adopt", model, *_flags(options))
+    return prewarm_words(model, found.resolution, options, by_name=by_name)
+
+
+def prewarm_words(model: str, resolution: Resolution, options: Options, *, by_name: bool = False) -> tuple[str, ...]:
+    """As :func:`build_words`, where nothing lies at the location."""
+    if not resolution.entry.is_buildable:
+        return ("check", resolution.model)
+    staged = ["--stage-source"] if by_name else []
+    allowed = ["--allow-script"] if resolution.script_is_found else []
+    return ("prewarm", model, *staged, *allowed, *_flags(options))
+
+
+def _flags(options: Options) -> tuple[str, ...]:
+    rule = [] if options.rule == DEFAULT_RULE else ["--rule", options.rule]
+    return (*rule, *(options.server.flags if options.server else ()))
 
 
 def location_at_hand(resolution: Resolution, options: Options) -> str | None:

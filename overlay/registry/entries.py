@@ -290,6 +290,7 @@ class Registry:
         own: The models that the file in force itself speaks of, also where a server's variable has the last word.
         content: The bytes of that file.
         is_found: Whether nobody named that file: it was found from the working directory.
+        moved: By model, those of the sentences of ``replaced`` that are of a server's variable, and so of no file.
     """
 
     path: str
@@ -298,6 +299,7 @@ class Registry:
     own: tuple[str, ...] = ()
     content: bytes = b""
     is_found: bool = False
+    moved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,9 @@ class Resolution:
         entry: The pins and the recipe.
         registry_path: The registry file in force.
         notes: What the user should know: overrides, a local source, floating pins.
+        moved: What a server's variable replaced in the entry, a sentence each; they are among the notes.
+        script_is_found: Whether the entry lets its overlay's Python run, and stands in a file that nobody named: so
+            that building needs ``--allow-script``.
         source_folder: The folder that takes the place of ``entry.source``, if one was named; absolute.
     """
 
@@ -317,3 +322,5 @@ class Resolution:
     registry_path: str
     notes: tuple[str, ...] = ()
     source_folder: Path | None = None
+    moved: tuple[str, ...] = ()
+    script_is_found: bool = False

@@ -76,7 +76,8 @@ def load_registry(
             raise _with_origin(error, how if path == found else None) from error
     entries, told = apply_server_registry(entries, environ, cwd)
     notes = {model: (*replaced.get(model, ()), *told.get(model, ())) for model in (*replaced, *told)}
-    return Registry(str(files[-1]), entries, notes, tuple(models), content, is_found=len(files) > 1 and how == _FOUND)
+    is_found = len(files) > 1 and how == _FOUND
+    return Registry(str(files[-1]), entries, notes, tuple(models), content, is_found=is_found, moved=told)
 
 
 def project_registry(flag: Path | None) -> Registry:

@@ -69,7 +69,9 @@ def _resolution(
     floating = [f"{pin.repo} is not pinned: {pin.floating}" for pin in pins if pin.floating]
     if entry.recipe.name == "python":
         notes = (*notes, _of_script(entry))
-    return Resolution(entry.model, entry, registry.path, (*floating, *notes), source_folder)
+    moved = registry.moved.get(entry.model, ())
+    found = registry.is_found and entry.model in registry.own and entry.recipe.name == "python" and entry.is_buildable
+    return Resolution(entry.model, entry, registry.path, (*moved, *floating, *notes), source_folder, moved, found)
 
 
 def _of_script(entry: Entry) -> str:
@@ -133,7 +135,8 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
         model=key,
         source=source,
         overlay=Pin(str(folder), LOCAL),
-        overlay_fingerprint=None,
+        # Where the overlay's own Python runs, it pins what a commit would.
+        overlay_fingerprint=known.overlay_fingerprint if known and recipe.name == "python" else None,
         needs=known.needs if known else (),
         wheels=known.wheels if known else (),
         recipe=recipe,

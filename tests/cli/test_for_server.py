@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +88,8 @@ def test_check_names_both_keys(world: World, document: Callable[..., Any]) -> No
     assert finding["data"]["warmed"] == [location]
     assert finding["data"]["looks_for"] not in ("", location)
     told = document("check", "check", MODEL, *FOR)
-    assert not [item for item in told["models"][0]["findings"] if item["code"].startswith("server-")]
+    [finds] = [item for item in told["models"][0]["findings"] if item["code"].startswith("server-")]
+    assert finds["message"] == f"sglang==0.5.23 finds {location} in {world.cache}"
 
 
 def test_check_for_a_release_that_does_not_know_the_model(world: World, document: Callable[..., Any]) -> None:
@@ -98,15 +101,42 @@ def test_check_for_a_release_that_does_not_know_the_model(world: World, document
 def test_check_of_an_overlay_by_its_own_name(world: World, document: Callable[..., Any]) -> None:
     """A server that is given the overlay looks for another directory, whatever its table has."""
     found = document("check", "check", "kevin-mi/VDN-H3-overlay", "--for", "sglang==0.5.12")
-    codes = [item["code"] for item in found["models"][0]["findings"]]
-    assert "server-not-warmed" in codes
-    assert "server-unknown" not in codes
+    by_code = {item["code"]: item for item in found["models"][0]["findings"]}
+    assert "server-unknown" not in by_code
+    fix = "overlay prewarm kevin-mi/VDN-H3-overlay --stage-source --for sglang==0.5.12"
+    assert by_code["server-not-warmed"]["fix"] == fix
 
 
-@pytest.mark.parametrize("words", [["--for", "vllm-omni"], ["--same", "a/b", "--revision", "1" * 40, "2" * 40, *FOR]])
-def test_check_for_what_looks_nothing_up(world: World, capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    """Status 2: there is nothing to check."""
-    assert run(["check", *words]) == 2
+def test_check_for_a_server_that_loads_another_layout(world: World, document: Callable[..., Any]) -> None:
+    """vLLM-Omni looks nothing up; whether it loads what the recipe makes is told."""
+    found = document("check", "check", MODEL, "--for", "vllm-omni==0.31", status=1)
+    assert "layout-not-loaded" in [item["code"] for item in found["models"][0]["findings"]]
+    assert found["notes"] == ["vllm-omni==0.31.0 is newer than what was looked at: it is taken to behave as 0.30.0"]
+
+
+def test_check_of_a_host_without_a_cache(world: World, document: Callable[..., Any], tmp_path: Path) -> None:
+    """It is said that nothing was looked at, and nothing is found."""
+    found = document("check", "check", MODEL, *FOR, "--cache-root", str(tmp_path / "none"))
+    assert not [item for item in found["models"][0]["findings"] if item["code"].startswith("server-")]
+    assert found["notes"][0].startswith(f"{tmp_path / 'none'}: there is no cache root, so what sglang==0.5.23 finds")
+
+
+def test_a_fix_has_the_places_that_were_given(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that is copied must mean the same registry and cache: in text, in JSON, and in a workflow."""
+    registry = os.environ["OVERLAY_REGISTRY"]
+    monkeypatch.delenv("OVERLAY_REGISTRY")
+    places = ["--registry", registry, "--cache-root", str(world.cache)]
+    fix = shlex.join(["overlay", "prewarm", MODEL, "--stage-source", "--for", "sglang==0.5.23", *places])
+    for form in ("text", "json", "github"):
+        assert run(["check", MODEL, "--for", "sglang==0.5.23", *places, "--offline", "--output", form]) == 0
+        assert fix in capsys.readouterr().out
+
+
+def test_check_of_a_repo_looks_at_no_server(world: World) -> None:
+    """Status 2: no server looks a repo up."""
+    assert run(["check", "--same", "a/b", "--revision", "1" * 40, "2" * 40, *FOR]) == 2
 
 
 def test_an_override_needs_a_server(world: World, capsys: pytest.CaptureFixture[str]) -> None:

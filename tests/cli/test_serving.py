@@ -80,6 +80,35 @@ def test_dropping(world: Served, document: Callable[..., dict[str, Any]], capsys
     assert run(["path", VDN]) == run(["verify", VDN, "--level", "full"]) == 0
 
 
+def test_a_dropped_source_is_found_missing(world: Served, document: Callable[..., dict[str, Any]]) -> None:
+    """Staged, a server finds the model, and check says so; dropped, it would not start: check and env say that."""
+    server = ("--for", "sglang==0.5.23")
+    fix = f"overlay prewarm {VDN} --stage-source --for sglang==0.5.23"
+
+    def found(*flags: str, status: int = 0) -> dict[str, Any]:
+        [model] = document("check", "check", VDN, *server, "--fail-on", "never", *flags, status=status)["models"]
+        return {item["code"]: item for item in model["findings"]}
+
+    def notes() -> list[str]:
+        return [note for note in document("env", "env", VDN, *server, "--by", "name")["notes"] if "not start" in note]
+
+    assert run(["prewarm", VDN, *server, "--stage-source", "-q"]) == 0
+    assert "in the Hub cache" in found()["server-finds"]["message"]
+    assert notes() == []
+    assert run([*DROP, "-q"]) == 0
+    assert notes()
+    assert "not-checked" in found("--offline", status=3)  # nothing of the source is left, and no lock says what it was
+    told = found()
+    assert "server-finds" not in told
+    assert told["source-not-staged"]["fix"] == fix
+    assert run(["lock", VDN, "-q"]) == run([*DROP, "-q"]) == 0
+    assert found("--offline")["source-not-staged"]["fix"] == fix  # by the lock alone
+    assert notes()
+    assert run([*STAGE, "-q"]) == 0
+    assert "server-finds" in found("--offline")
+    assert notes() == []
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -126,9 +126,9 @@ def test_by_path_asks_for_nothing(entries: dict[str, Entry]) -> None:
 
 @pytest.mark.parametrize(
     ("server", "steps"),
-    [("sglang==0.5.20", "9"), ("sglang==0.5.21", "9"), ("sglang==0.5.22", "8"), ("sglang", "8"), ("vllm-omni", "8")],
+    [("sglang==0.5.20", 9), ("sglang==0.5.21", 9), ("sglang==0.5.22", 8), ("sglang", 8), ("vllm-omni", 8)],
 )
-def test_steps_are_counted_as_the_release_does(entries: dict[str, Entry], server: str, steps: str) -> None:
+def test_steps_are_counted_as_the_release_does(entries: dict[str, Entry], server: str, steps: int) -> None:
     """Nine grid points are nine steps to releases that count points, and eight to those that count evaluations."""
     entry = replace(entries[VDN], serve=dict.fromkeys(("sglang", "vllm-omni"), Launch(grid_points=9)))
     start = by_path(entry, parse_server(server), Path("/c/t"), Path("/c"))
@@ -140,7 +140,7 @@ def test_a_model_without_launch_data(entries: dict[str, Entry]) -> None:
     """Nothing is invented: no flag, no request, and no comment on it."""
     start = by_path(entries["acme/model"], Server("vllm-omni"), Path("/c/t"), Path("/c"))
     assert start.command == ("vllm-omni", "serve", "/c/t", "--omni")
-    assert len(lines_of(start, "shell")) == 3
+    assert len(lines_of(start, "shell")) == 2
 
 
 def test_by_name_tells_where_and_what(entries: dict[str, Entry]) -> None:
@@ -157,22 +157,31 @@ def test_by_name_tells_where_and_what(entries: dict[str, Entry]) -> None:
     assert plain.folders == ("/c", "/h")  # the source lies in the Hub's cache
 
 
+def test_a_request_has_values_as_the_server_takes_them(entries: dict[str, Entry]) -> None:
+    """A registry has text alone; numbers and truth values are none to a server, and other text stays as it is."""
+    said = {"a": "5", "b": "1.50", "c": "true", "d": "1e3", "e": "007", "f": "NaN", "g": "-0.5", "h": "x"}
+    entry = replace(entries[VDN], serve={"sglang": Launch(request=said)})
+    found = by_path(entry, Server("sglang"), Path("/c/t"), Path("/c"))
+    assert found.request == {**said, "a": 5, "b": 1.5, "c": True, "g": -0.5}
+    assert lines_of(found, "shell")[1] == "# in each request: a 5, b 1.5, c true, d 1e3, e 007, f NaN, g -0.5, h x"
+
+
 @pytest.mark.parametrize("path", HOSTILE)
 def test_shell_takes_it_as_it_is_meant(path: str, tmp_path: Path) -> None:
-    """eval in sh exports the very values and runs the very words, whatever stands in them."""
+    """eval in sh runs the very words with the very values, whatever stands in them; the command is the last line."""
     start = start_of(path, grid_points=9, request={"prompt": "$(id) `id` 'x'"})
     probe = tmp_path / "sglang"
     probe.write_text(f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n")
     probe.chmod(0o755)
     done = subprocess.run(
         ["/bin/sh", "-c", 'eval "$TEXT"'],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "TEXT": "\n".join(lines_of(start, "shell"))},
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "TEXT": "\n".join(lines_of(start, "shell")) + " more"},
         capture_output=True,
         text=True,
         check=True,
     )
     words, environ = json.loads(done.stdout)
-    assert words == list(start.command[1:])
+    assert words == [*start.command[1:], "more"]
     assert {name: environ[name] for name in start.env} == start.env
 
 
@@ -180,7 +189,7 @@ def test_shell_takes_it_as_it_is_meant(path: str, tmp_path: Path) -> None:
 def test_docker_takes_it_as_it_is_meant(path: str) -> None:
     """Mounts, read-only and under their own paths, variables, image and command come out as they went in."""
     start = start_of(path)
-    _, line = lines_of(start, "docker")
+    *_, line = lines_of(start, "docker")
     words = shlex.split(line)
     pairs = list(pairwise(words))
     assert [value for flag, value in pairs if flag == "-v"] == [f"{folder}:{folder}:ro" for folder in start.folders]
@@ -211,11 +220,14 @@ def test_kubernetes_takes_it_as_it_is_meant(path: str) -> None:
     assert (container["name"], container["image"]) == ("sglang", "lmsysorg/sglang:v0.5.23")
     assert container["command"] + [kubernetes(word) for word in container["args"]] == list(start.command)
     assert {item["name"]: kubernetes(item["value"]) for item in container["env"]} == start.env
-    volumes = {item["name"]: item["hostPath"]["path"] for item in pod["volumes"]}
-    mounts = {item["name"]: item["mountPath"] for item in container["volumeMounts"]}
-    assert volumes == mounts
-    assert tuple(mounts.values()) == start.folders
-    assert all(item["readOnly"] is True for item in container["volumeMounts"])
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    [memory, *volumes], [shared, *mounts] = pod["volumes"], container["volumeMounts"]
+    assert memory == {"name": shared["name"], "emptyDir": {"medium": "Memory", "sizeLimit": "32Gi"}}
+    assert shared["mountPath"] == "/dev/shm"  # noqa: S108  # of a container
+    places = {item["name"]: item["mountPath"] for item in mounts}
+    assert {item["name"]: item["hostPath"]["path"] for item in volumes} == places
+    assert tuple(places.values()) == start.folders
+    assert all(item["readOnly"] is True for item in mounts)
 
 
 @pytest.mark.parametrize("form", FORMS)

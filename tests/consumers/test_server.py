@@ -29,6 +29,7 @@ def vdn(server: Server | None) -> sglang.Identity:
         ("sglang==0.5.22", Server("sglang", (0, 5, 22))),
         ("sglang==0.5.15.post1", Server("sglang", (0, 5, 15))),
         (" vllm-omni==0.30.0 ", Server("vllm-omni", (0, 30, 0))),
+        ("vllm-omni==0.30", Server("vllm-omni", (0, 30, 0))),
     ],
 )
 def test_servers_are_named_as_requirements_are(text: str, server: Server) -> None:
@@ -36,10 +37,17 @@ def test_servers_are_named_as_requirements_are(text: str, server: Server) -> Non
     assert parse_server(text) == server
 
 
-@pytest.mark.parametrize("text", ["", "sglang=0.5.22", "sglang>=0.5", "vllm", "sglang==main", "sglang==0.5"])
+@pytest.mark.parametrize("text", ["", "sglang=0.5.22", "sglang>=0.5", "vllm"])
 def test_what_is_no_server_is_refused(text: str) -> None:
     """Nothing is guessed."""
     with pytest.raises(InvalidUsage, match="no server"):
+        parse_server(text)
+
+
+@pytest.mark.parametrize("text", ["sglang==", "sglang==main", "sglang==5", "sglang==0.5.23rc1", "sglang==0.5.2.3"])
+def test_what_is_no_release_is_refused(text: str) -> None:
+    """The message says what one looks like."""
+    with pytest.raises(InvalidUsage, match=r"no release of sglang; expected sglang==X\.Y\.Z"):
         parse_server(text)
 
 

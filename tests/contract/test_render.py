@@ -70,7 +70,7 @@ def test_a_narrow_terminal_loses_nothing(width: int) -> None:
 @pytest.mark.parametrize(
     ("message", "text"),
     [
-        ("org/model@6d052b3e9cc6/a/b.json: is odd", "org/model: @6d052b3e9cc6/a/b.json: is odd"),
+        ("org/model@6d052b3e9cc6/a/b.json: is odd", "org/model: org/model@6d052b3e9cc6/a/b.json: is odd"),
         ("org/model has no commit", "org/model: has no commit"),
         ("org/models@6d052b3e9cc6: is odd", "org/model: org/models@6d052b3e9cc6: is odd"),
         ("org/model-2 has no commit", "org/model: org/model-2 has no commit"),

@@ -14,7 +14,8 @@ from overlay.consumers import sglang
 from overlay.consumers.launch import exported
 from overlay.consumers.server import parse_server
 from overlay.contract.check import check
-from overlay.contract.checks.server import Warmed, check_server
+from overlay.contract.checks.look import Warmed
+from overlay.contract.checks.server import check_server
 from overlay.contract.finding import CODES
 from overlay.contract.subject import Subject
 from overlay.errors import NotHere
@@ -78,14 +79,17 @@ def test_the_pins_of_the_table_are_looked_for_and_built(tmp_path: Path) -> None:
     """With the table's overlay only the source is left open; what is there is found."""
     subject = subject_of(make_hub(tmp_path), tmp_path)
     warmed = Warmed("/cache", frozenset({location_of(subject)}))
-    assert codes(findings_of(subject, warmed=warmed)) == ["source-not-told"]
+    finds, not_told = findings_of(subject, warmed=warmed)
+    assert codes([finds, not_told]) == ["server-finds", "source-not-told"]
+    assert finds.message == f"{NEWEST} finds {location_of(subject)} in /cache"
+    assert finds.severity == "note"
 
 
 def test_with_the_export_everything_is_told(tmp_path: Path) -> None:
     """A server that is told the source's commit too asks for nothing that moves."""
     subject = subject_of(make_hub(tmp_path), tmp_path)
     warmed = Warmed("/cache", frozenset({location_of(subject, override=True)}))
-    assert findings_of(subject, warmed=warmed, override=True) == []
+    assert codes(findings_of(subject, warmed=warmed, override=True)) == ["server-finds"]
 
 
 def test_a_server_with_another_overlay_built_in(tmp_path: Path) -> None:
@@ -236,6 +240,30 @@ def test_a_snapshot_that_holds_more(served: Callable[[], Subject]) -> None:
     assert finding.data["files"] == [".gitattributes"]
 
 
+def test_what_is_asked_for_before_is_not_there(served: Callable[[], Subject]) -> None:
+    """A server whose directory is here starts only if the Hub's cache has the overlay and the source; both are told."""
+    subject = served()
+    warmed = Warmed("/cache", frozenset({location_of(subject)}))
+
+    def found() -> Finding:
+        [finding] = [item for item in findings_of(served(), warmed=warmed) if item.code != "source-not-told"]
+        return finding
+
+    finding = found()
+    assert (finding.code, finding.severities) == ("source-not-staged", {"overlay": "note", "sglang": "warning"})
+    assert finding.fix == f"overlay prewarm {MODEL} --stage-source --for {NEWEST}"
+    [lacks] = finding.data["lacks"]
+    assert f"files of {subject.source.name} are not there: " in lacks
+    source: Any = subject.source
+    source.fetch(source.paths(), None)
+    assert found().data["lacks"] == [f"{Branch(MODEL, 'main').file} is not there"]
+    Branch(MODEL, "main").create(source.revision)
+    assert found().code == "server-finds"
+    assert found().message.endswith(" in /cache, and what it asks for before that in the Hub cache")
+    next(source.snapshot.rglob("*.safetensors")).resolve().write_bytes(b"")
+    assert found().code == "source-not-staged"
+
+
 def test_a_server_that_somebody_told_otherwise(tmp_path: Path) -> None:
     """A variable in force is what the server is told, and so its table does not count."""
     hub = make_hub(tmp_path)
@@ -246,7 +274,7 @@ def test_a_server_that_somebody_told_otherwise(tmp_path: Path) -> None:
     memo = DigestMemo(None, write=False)
     inventory = take_inventory(resolve(MODEL, told), hub=hub.root, offline=True, memo=memo, allow_floating=True)
     warmed = Warmed("/cache", frozenset({location_of(subject, override=True)}))
-    assert findings_of(Subject(inventory), warmed=warmed) == []
+    assert codes(findings_of(Subject(inventory), warmed=warmed)) == ["server-finds"]
 
 
 def test_the_other_checks_run_beside(tmp_path: Path) -> None:
@@ -265,5 +293,5 @@ def test_the_other_checks_run_beside(tmp_path: Path) -> None:
 def test_only_servers_are_concerned() -> None:
     """What this program builds is sound whatever a server looks for."""
     of_server = [code for code in CODES if code.startswith(("server-", "source-not", "branch-else", "snapshot-"))]
-    assert len(of_server) == 6
+    assert len(of_server) == 8
     assert {CODES[code].overlay for code in of_server} == {"note"}

@@ -226,7 +226,7 @@ def test_a_main_that_says_something_else_is_never_moved(own: Served, content: st
     )
     assert "sglang 0.5.23 asks for main" in error.message
     assert "--with-override" in str(error.hint)
-    assert "--model-path" in str(error.hint)
+    assert str(error.hint).endswith(f"serve by path: overlay env {VDN} --for sglang==0.5.23")
     with pytest.raises(CheckFailed):
         plan_by_name(VDN, own.options())
     assert contents(file.parent) == before
@@ -355,7 +355,7 @@ def test_a_model_that_no_server_looks_up_is_refused(world: Served) -> None:
     with pytest.raises(InvalidUsage) as caught:
         materialize_by_name("org/plain", world.options(registry=registry))
     assert caught.value.code == "no-overlay"
-    assert "--model-path" in str(caught.value.hint)
+    assert str(caught.value.hint).startswith("serve by path: overlay env ")
 
 
 @pytest.mark.parametrize(

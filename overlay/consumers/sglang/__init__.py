@@ -6,12 +6,14 @@ from overlay.consumers.sglang.identity import Identity, identity_of, location_na
 from overlay.consumers.sglang.sources import source_at
 from overlay.consumers.sglang.table import BUILT_IN, BuiltIn, built_in
 from overlay.consumers.sglang.told import for_server, override_of
-from overlay.consumers.sglang.versions import NEWEST, OLDEST, Release, release_of
+from overlay.consumers.sglang.versions import GRID_POINTS, NEWEST, OLDEST, STAGE, Release, release_of
 
 __all__ = [
     "BUILT_IN",
+    "GRID_POINTS",
     "NEWEST",
     "OLDEST",
+    "STAGE",
     "BuiltIn",
     "Identity",
     "Release",

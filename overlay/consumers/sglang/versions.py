@@ -11,7 +11,7 @@ from overlay.errors import InvalidUsage
 if TYPE_CHECKING:
     from overlay.consumers.server import Version
 
-__all__ = ["NEWEST", "NEWEST_RELEASE", "OLDEST", "Matching", "Release", "release_of"]
+__all__ = ["GRID_POINTS", "NEWEST", "NEWEST_RELEASE", "OLDEST", "STAGE", "Matching", "Release", "release_of"]
 
 OLDEST: Version = (0, 5, 10)
 """The first with overlays."""
@@ -19,6 +19,12 @@ OLDEST: Version = (0, 5, 10)
 NEWEST: Version = (0, 5, 23)
 """The last that was looked at; a newer one is taken to behave as it does."""
 
+
+STAGE = "stage-dmd-step-250"
+"""The stage of VDN-H3 that every release up to the newest has built in."""
+
+GRID_POINTS = 9
+"""Of that stage; a request of VDN-H3 for another number is refused."""
 
 Matching = Literal["name", "anywhere", "part"]
 """How a path is taken for a model's source, besides by its last part, see :func:`source_at`."""
@@ -89,7 +95,7 @@ def release_of(version: Version | None) -> Release:
         raise InvalidUsage(
             f"sglang {version_text(version)} has no overlays; the first that has is {version_text(OLDEST)}",
             code="unknown-server",
-            hint='serve by path: sglang serve --model-path "$(overlay path MODEL)"',
+            hint="name a newer release; or serve by path, which needs no overlay: overlay path, without --for",
             version=version_text(version),
         )
     return _release(version or NEWEST)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.consumers.sglang.asked import asked_of
+from overlay.contract.checks.layout import check_layout
 from overlay.contract.checks.location import differences
+from overlay.contract.checks.look import Look, prewarm_fix
+from overlay.contract.checks.staged import check_staged
 from overlay.contract.finding import found
 from overlay.contract.reading import named, unless_broken
 from overlay.errors import NotHere, OverlayError, Refused
@@ -21,57 +24,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from overlay.consumers.server import Server
-    from overlay.consumers.sglang import Identity
+    from overlay.contract.checks.look import Warmed
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
-    from overlay.formats.manifest import Manifest
     from overlay.hub import Repo
     from overlay.registry import Entry
 
-__all__ = ["Warmed", "check_server"]
-
-
-@dataclass(frozen=True, slots=True)
-class Warmed:
-    """What a server finds on this host.
-
-    Attributes:
-        root: Where it looks; empty where there is no such folder, and nothing is said of it.
-        locations: Names of the finished directories there.
-        ignores_xdg: Whether ``XDG_CACHE_HOME`` is set and this release does not look there.
-    """
-
-    root: str = ""
-    locations: frozenset[str] = frozenset()
-    ignores_xdg: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One server and one model.
-
-    Attributes:
-        entry: As the server is told of it: by the entry, by somebody's variable, or by its own table.
-        identity: What it looks for; None where that could not be told.
-        manifest: Of the overlay that it takes; None likewise.
-    """
-
-    server: Server
-    entry: Entry
-    identity: Identity | None
-    manifest: Manifest | None
-
-    @property
-    def told(self) -> ServerSpec:
-        if self.entry.server is None:
-            raise ValueError("an entry that a server was told of says what it was told")
-        return self.entry.server
+__all__ = ["check_server"]
 
 
 def check_server(
     subject: Subject, server: Server, warmed: Warmed, open_other: Callable[[Pin], Repo]
 ) -> Iterator[Finding]:
-    """What such a server finds: ``server-unknown``, ``server-looks-elsewhere``, ``server-not-warmed`` and so on.
+    """What such a server finds: ``server-unknown``, ``server-looks-elsewhere``, ``server-finds`` and so on.
 
     Args:
         subject: Its entry is the registry's, not yet a server's.
@@ -82,25 +47,31 @@ def check_server(
     entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
     release = sglang.release_of(server.version)
     row = sglang.built_in(release.version).get(entry.model)
+    if entry.overlay is None and (of_layout := list(check_layout(subject, server))):
+        yield from of_layout
+        return
     if entry.overlay is None or (row is None and entry.server is None and not server.with_override):
         yield _unknown(entry, server)
         return
     if overlay is None or manifest is None:
         return  # the overlay cannot be read, which is said elsewhere
     built = sglang.for_server(entry, server)
-    here = _Look(server, built, unless_broken(overlay_identity, built, overlay, manifest), manifest)
-    look = here
+    here = Look(server, built, unless_broken(overlay_identity, built, overlay, manifest), manifest)
+    look, is_ours = here, True
     if row is not None and entry.server is None and not server.with_override:
         spec = ServerSpec(row.overlay_repo_id, row.overlay_revision, row.source_revision, release.version)
         look = _by_table(subject, server, spec, open_other)
-        yield from _looks_elsewhere(entry, look, here)
-    yield from _not_warmed(entry, look, warmed)
+        looks_elsewhere = list(_looks_elsewhere(entry, look, here))
+        yield from looks_elsewhere
+        is_ours = not looks_elsewhere
+    of_host = [*_not_warmed(subject, look, warmed), *_branches(entry, look), *_extras(entry, overlay)]
+    if is_ours and not of_host:
+        of_host += check_staged(subject, look, warmed, open_other)
+    yield from of_host
     yield from _source_not_told(entry, look)
-    yield from _branches(entry, look)
-    yield from _extras(entry, overlay)
 
 
-def _by_table(subject: Subject, server: Server, spec: ServerSpec, open_other: Callable[[Pin], Repo]) -> _Look:
+def _by_table(subject: Subject, server: Server, spec: ServerSpec, open_other: Callable[[Pin], Repo]) -> Look:
     """What the server finds in its own table, and the directory that follows from it."""
     entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
     pin = Pin(spec.overlay_repo_id, spec.overlay_revision)
@@ -110,11 +81,11 @@ def _by_table(subject: Subject, server: Server, spec: ServerSpec, open_other: Ca
             overlay = open_other(pin)
             manifest = read_manifest(overlay)
         except (NotHere, Refused):
-            return _Look(server, told, None, None)
+            return Look(server, told, None, None)
     try:
-        return _Look(server, told, overlay_identity(told, overlay, manifest), manifest)
+        return Look(server, told, overlay_identity(told, overlay, manifest), manifest)
     except OverlayError:
-        return _Look(server, told, None, manifest)
+        return Look(server, told, None, manifest)
 
 
 def _unknown(entry: Entry, server: Server) -> Finding:
@@ -134,7 +105,7 @@ def _unknown(entry: Entry, server: Server) -> Finding:
     )
 
 
-def _looks_elsewhere(entry: Entry, look: _Look, here: _Look) -> Iterator[Finding]:
+def _looks_elsewhere(entry: Entry, look: Look, here: Look) -> Iterator[Finding]:
     """The pins of the server's table are not those of the entry, so its directory is another one."""
     if here.identity is None:
         return
@@ -162,20 +133,20 @@ def _overlay_fields(told: ServerSpec) -> dict[str, str]:
     return {"overlay_repo_id": told.overlay_repo_id, "overlay_revision": told.overlay_revision}
 
 
-def _not_warmed(entry: Entry, look: _Look, warmed: Warmed) -> Iterator[Finding]:
+def _not_warmed(subject: Subject, look: Look, warmed: Warmed) -> Iterator[Finding]:
     """Nothing is where the server will look, on this host."""
+    entry = subject.entry
     if look.identity is None or not warmed.root or look.identity.location_name in warmed.locations:
         return
     prefix = f"{entry.model.replace('/', '__')}-"
     others = sorted(name for name in warmed.locations if name.startswith(prefix))
     has = f"which has {named(others)}" if others else "which has nothing of this model"
     xdg = f"; {look.server} does not go by XDG_CACHE_HOME" if warmed.ignores_xdg else ""
-    override = " --with-override" if look.server.with_override else ""
     yield found(
         "server-not-warmed",
         entry,
         f"{look.server} will look for {look.identity.location_name} in {warmed.root}, {has}{xdg}",
-        fix=f"overlay prewarm {entry.model} --stage-source --for {look.server}{override}",
+        fix=prewarm_fix(subject, look.server),
         server=str(look.server),
         looks_for=look.identity.location_name,
         root=warmed.root,
@@ -183,7 +154,7 @@ def _not_warmed(entry: Entry, look: _Look, warmed: Warmed) -> Iterator[Finding]:
     )
 
 
-def _source_not_told(entry: Entry, look: _Look) -> Iterator[Finding]:
+def _source_not_told(entry: Entry, look: Look) -> Iterator[Finding]:
     """The server takes the source from wherever its branch stands, before it looks for the directory."""
     if look.manifest is None or entry.source.revision in (None, LOCAL):
         return
@@ -191,7 +162,8 @@ def _source_not_told(entry: Entry, look: _Look) -> Iterator[Finding]:
     if COMMIT.fullmatch(asked):
         return
     if not sglang.release_of(look.server.version).hashes_source_revision:
-        why, fix = "this release passes on no commit of a source", f"overlay env {entry.model} --for {look.server}"
+        why = "this release passes on no commit of a source, whatever it is told, and only by path it needs none"
+        fix = f"overlay env {entry.model} --for {look.server}"
     else:
         why = "neither its table nor the overlay's manifest names a commit"
         fix = f"overlay env {entry.model} --for {look.server} --with-override"
@@ -208,7 +180,7 @@ def _source_not_told(entry: Entry, look: _Look) -> Iterator[Finding]:
     )
 
 
-def _branches(entry: Entry, look: _Look) -> Iterator[Finding]:
+def _branches(entry: Entry, look: Look) -> Iterator[Finding]:
     """A branch that the server asks the Hub's cache for leads to another commit there than is pinned."""
     if look.manifest is None:
         return

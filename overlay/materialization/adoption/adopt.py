@@ -7,6 +7,7 @@ are further names of the server's files.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +21,13 @@ from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.wording import some
 from overlay.materialization.adoption.compare import compare_computed, compare_known, compare_small
 from overlay.materialization.adoption.survey import AdoptionWork, in_shared_store, survey_adoption
-from overlay.materialization.adoption.target import check_marker, files_in, find_target, require_files
+from overlay.materialization.adoption.target import (
+    check_marker,
+    files_in,
+    find_target,
+    require_files,
+    telling_what_else,
+)
 from overlay.materialization.inputs import file_identity
 from overlay.materialization.job import Job
 from overlay.materialization.learning import learn
@@ -36,6 +43,7 @@ from overlay.materialization.materialize import (
 )
 from overlay.materialization.publishing import publish, seal
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, silent
+from overlay.materialization.resolve import prewarm_words
 from overlay.materialization.sealing import run_report
 from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.survey import Counters, downloading_counters, learning_counters
@@ -171,9 +179,10 @@ def adopt(
     with cache.lock(run.plan.location, timeout=options.lock_timeout, on_wait=on_wait), building(cache.root):
         adoption = _settled(run, phase)
         cache.require_room(adoption.work.room)
-        compare_small(run.folder, run.plan)
-        compare_known(run.folder, adoption.work, run.expected, job.memo, options.jobs, phase)
-        made, engine = compare_computed(run.folder, job, adoption.work)
+        with telling_what_else(inventory.resolution, options):
+            compare_small(run.folder, run.plan)
+            compare_known(run.folder, adoption.work, run.expected, job.memo, options.jobs, phase)
+            made, engine = compare_computed(run.folder, job, adoption.work)
         run.require_unchanged()
         _require_expected(run, made)
         _make_absent(job, adoption, made)
@@ -214,7 +223,7 @@ def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> _Run 
         raise InvalidUsage(
             f"{resolution.model}: no tree of a server to adopt: {why}",
             code="nothing-to-adopt",
-            hint=f"overlay prewarm {resolution.model}",
+            hint=shlex.join(["overlay", *prewarm_words(resolution.model, resolution, options)]),
             model=resolution.model,
         )
     state = present_state(resolution, registry, options)
@@ -225,10 +234,11 @@ def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> _Run 
     memo = open_memo(cache, write=write)
     inventory = inventory_of(resolution, options, memo)
     plan = plan_of(inventory, in_force, replace(options, only=()), memo, phase)
-    folder = found.folder or _at_location(resolution, cache, plan)
-    check_marker(folder, plan)
-    files = files_in(folder)
-    absent = require_files(folder, plan, files)
+    folder = found.folder or _at_location(resolution, cache, plan, options)
+    with telling_what_else(resolution, options):
+        check_marker(folder, plan)
+        files = files_in(folder)
+        absent = require_files(folder, plan, files)
     seen = {folder / path: file_identity(folder / path) for path in files}
     run = _Run(Job(inventory, cache, memo, options, phase), in_force, plan, folder, absent, seen, folder.stat())
     if run.is_at_location:
@@ -238,15 +248,16 @@ def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> _Run 
     return run
 
 
-def _at_location(resolution: Resolution, cache: Cache, plan: Plan) -> Path:
+def _at_location(resolution: Resolution, cache: Cache, plan: Plan, options: Options) -> Path:
     """The real folder at the location of a model."""
     location = cache.location_path(plan.location)
     if location.is_symlink() or not location.is_dir():
         what = "a link" if location.is_symlink() else "a file" if location.exists() else "nothing"
         raise NotHere(
-            f"{location}: {what} is there, expected the folder that a server built",
+            f"{location}: {what} is there, expected the folder that a server built; one that lies elsewhere is named"
+            " itself",
             code="nothing-to-adopt",
-            hint=f"overlay prewarm {resolution.model}; or name the folder that the server built: overlay adopt DIR",
+            hint=shlex.join(["overlay", *prewarm_words(resolution.model, resolution, options)]),
             model=resolution.model,
             location=str(location),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from overlay.errors import CannotWrite
 from overlay.formats.wording import counted
 from overlay.materialization.adoption.compare import input_here, is_computed, known_by_lock
 from overlay.materialization.links import Links
+from overlay.materialization.resolve import prewarm_words
 from overlay.materialization.survey import (
     Counters,
     Work,
@@ -146,6 +148,8 @@ def _missing(steps: Iterable[Step], job: Job) -> tuple[Input, ...]:
 def _require_hardlinks(folder: Path, ways: Mapping[str, Linked], job: Job) -> None:
     """Try with the smallest file beside each folder's first: whether the kernel links from there to the cache."""
     places = {(folder / path).parent: folder / path for path, how in ways.items() if how == "hardlink"}
+    resolution = job.inventory.resolution
+    command = shlex.join(["overlay", *prewarm_words(resolution.model, resolution, job.options)])
     for place in places.values():
         outlook = link_outlook(job.cache.root, sample_of(place)[0], ("hardlink",))
         if outlook.how is None and outlook.tried:
@@ -153,7 +157,7 @@ def _require_hardlinks(folder: Path, ways: Mapping[str, Linked], job: Job) -> No
                 f"{place}: cannot be linked into {job.cache.root.path}: {outlook.why}; adopting writes no weights anew",
                 code="link-impossible",
                 hint="name a --cache-root on the filesystem of the folder, and adopt as its owner; or move the folder "
-                "away and build the model (overlay prewarm)",
+                f"away, then build the model: {command}",
                 where=str(job.cache.root.path),
                 path=str(place),
             )

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere
+from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere, OverlayError
 from overlay.formats.licenses import LICENSES_FOLDER
 from overlay.formats.local import read_small_file
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 from overlay.formats.wording import counted, some
 from overlay.materialization.request import resolved
+from overlay.materialization.resolve import prewarm_words
 from overlay.planning.outputs import GeneratedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from overlay.materialization.request import Options
     from overlay.planning.plan import Plan
     from overlay.registry import Registry, Resolution
 
-__all__ = ["Target", "check_marker", "files_in", "find_target", "read_marker", "require_files"]
+__all__ = ["Target", "check_marker", "files_in", "find_target", "read_marker", "require_files", "telling_what_else"]
 
 _FIELDS = {
     "source_model_id",
@@ -36,6 +39,7 @@ _FIELDS = {
     "overlay_fingerprint",
 }
 _LONGEST_MARKER = 2**16
+_AT_FAULT = {"file-differs", "no-marker", "tree-differs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +204,15 @@ def _strange(path: Path, what: str) -> CheckFailed:
         missing=[],
         extra=[],
     )
+
+
+@contextmanager
+def telling_what_else(resolution: Resolution, options: Options) -> Iterator[None]:
+    """Whoever finds a folder at fault does not know of which model it is; the hint is to name the command."""
+    try:
+        yield
+    except OverlayError as error:
+        if error.code in _AT_FAULT:
+            command = shlex.join(["overlay", *prewarm_words(resolution.model, resolution, options)])
+            error.hint = f"it is unfinished, damaged or of other inputs; move it away, then build the model: {command}"
+        raise

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
     from overlay.planning.scripted import Script
-    from overlay.registry import Registry, Resolution
+    from overlay.registry import Resolution
     from overlay.sandbox import Ran, Sandbox
 
 __all__ = ["ScriptRun", "known_plan", "require_trusted", "script_notes", "settled_by_script"]
@@ -62,7 +62,7 @@ class ScriptRun:
         return {**document, "seconds": round(self.seconds, 3), "environment": environment()}
 
 
-def require_trusted(resolution: Resolution, registry: Registry, *, allowed: bool) -> None:
+def require_trusted(resolution: Resolution, *, allowed: bool) -> None:
     """Refuse a script that a registry enables which nobody named.
 
     Args:
@@ -71,15 +71,14 @@ def require_trusted(resolution: Resolution, registry: Registry, *, allowed: bool
     Raises:
         Untrusted: It does.
     """
-    runs = resolution.entry.recipe.name == "python" and resolution.entry.is_buildable
-    if runs and registry.is_found and resolution.model in registry.own and not allowed:
+    if resolution.script_is_found and not allowed:
         raise Untrusted(
-            f"{resolution.model}: {registry.path} lets the overlay's own Python run, and it was found from the working"
-            " directory, not named",
+            f"{resolution.model}: {resolution.registry_path} lets the overlay's own Python run, and it was found from"
+            " the working directory, not named; allow it if you trust whoever wrote that file",
             code="script-not-allowed",
-            hint=f"overlay prewarm {resolution.model} --allow-script, if you trust whoever wrote that file",
+            hint=f"overlay prewarm {resolution.model} --allow-script",
             model=resolution.model,
-            registry=registry.path,
+            registry=resolution.registry_path,
         )
 
 
@@ -136,7 +135,7 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
             ran = _run(made, script, sandbox)
         _require_unchanged(work.plan, inputs, seen, job)
         check_output(ran.files, made, where)
-        left = take_output(ran.files, made, cache, job.phase)
+        left = take_output(ran.files, made, cache, job.phase, most=script.limits.disk or 0, where=where)
     _remember(script_key(script), left, cache)
     counters = downloading_counters(work.missing, repos)
     run = ScriptRun(script.path, script.sha256, ran.sandbox, ran.seconds, ran.peak_memory, counters)

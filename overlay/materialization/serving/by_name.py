@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING
 
 from overlay.cache.disk import existing, free_room
 from overlay.cache.presence import building
-from overlay.consumers.sglang.asked import asked_of
-from overlay.errors import CannotWrite, InvalidUsage
-from overlay.formats.overlay_repo import METADATA_PATTERNS
+from overlay.errors import CannotWrite
 from overlay.formats.wording import format_bytes
-from overlay.hub import HubRepo, open_repo
 from overlay.hub.hub_cache import hub_cache
-from overlay.hub.serving import Branch, complete_snapshot, not_in_snapshot, require_listing
+from overlay.hub.serving import complete_snapshot
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.publishing import where_one_may
-from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
+from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved, silent
 from overlay.materialization.resolve import resolve
+from overlay.materialization.serving.asking import asking
 from overlay.materialization.serving.checks import (
     elsewhere,
+    no_overlay,
     require_asked_commit,
     require_hub_cache,
     require_known,
@@ -33,17 +32,17 @@ from overlay.materialization.serving.checks import (
     require_no_extras,
     require_required_files,
 )
-from overlay.registry import COMMIT, load_registry
+from overlay.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from overlay.cache import Cache
-    from overlay.hub import Repo
+    from overlay.consumers.staged import Part
     from overlay.materialization.materialize import Materialization
     from overlay.materialization.request import Phase
     from overlay.materialization.survey import Work
-    from overlay.registry import Entry, Pin
+    from overlay.registry import Entry
 
 __all__ = ["Staged", "materialize_by_name", "plan_by_name"]
 
@@ -61,22 +60,6 @@ class Staged:
     files: int
     nbytes: int
     branches: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One repo: the files that are asked for, and the branch that must lead to its commit, where one is asked for."""
-
-    repo: HubRepo
-    paths: tuple[str, ...]
-    branch: Branch | None
-    entry: Entry
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether a server finds all of it."""
-        leads = self.branch is None or self.branch.commit() == self.repo.revision
-        return leads and not not_in_snapshot(self.repo, self.paths)
 
 
 def plan_by_name(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> tuple[Work, Staged]:
@@ -111,88 +94,56 @@ def materialize_by_name(
         OverlayError: As :func:`materialize`.
     """
     parts = _parts(model, options)
-    is_present = resolve(model, options).state.name == "present"
-    work = None if is_present else plan(model, options, phase=phase)
+    found = resolve(model, options)
+    work = None if found.state.name == "present" else plan(model, options, phase=phase)
     staged = _outlook(parts, work)
     cache = open_cache(options, create=False)
     _require_room(staged, work, cache)
     done = materialize(model, options, phase=phase, on_wait=on_wait)
     if not all(part.is_complete for part in parts):
         with where_one_may(building(cache.root)):  # nobody drops these files meanwhile
-            _complete(parts, phase)
+            _complete(parts, found.resolution.entry, phase)
     return done, staged
 
 
-def _complete(parts: Sequence[_Part], phase: Phase) -> None:
+def _complete(parts: Sequence[Part], entry: Entry, phase: Phase) -> None:
     missing = _missing(parts)
     with phase("download", sum(missing.values())) if missing else nullcontext(None) as update:
         for part in parts:
             complete_snapshot(part.repo, part.paths, update)
     for part in parts:  # last, so that no branch leads to a snapshot that is not whole
         if part.branch and not part.branch.create(part.repo.revision):
-            raise elsewhere(part.branch, part.repo.revision, part.entry)
+            raise elsewhere(part.branch, part.repo.revision, entry)
 
 
-def _parts(model: str, options: Options) -> tuple[_Part, ...]:
+def _parts(model: str, options: Options) -> tuple[Part, ...]:
     """What must be in the Hub's cache, if nothing there or in the pins is against it."""
-    from overlay.formats.manifest import read_manifest
-
     require_hub_cache(options)
     resolution = resolved(model, load_registry(options.registry), options)
     entry = resolution.entry
-    overlay_pin, told = entry.overlay, entry.server
-    if overlay_pin is None or told is None:
-        raise InvalidUsage(
-            f"{model}: has no overlay, so no server looks it up by name",
-            code="no-overlay",
-            hint=f'serve by path: sglang serve --model-path "$(overlay path {model})"',
-            model=model,
-        )
-    require_known(entry, options.server)
-    overlay = _opened(overlay_pin, options, METADATA_PATTERNS)
-    manifest = read_manifest(overlay)
-    asked = asked_of(told, manifest)
-    parts = []
-    if isinstance(overlay, HubRepo):
-        require_named_source(entry, overlay, manifest)
-        require_no_extras(overlay)
-        parts.append(_part(overlay, overlay.paths(), asked.overlay, entry))
-    if resolution.source_folder is None:
-        source = _opened(entry.source, options)
-        if isinstance(source, HubRepo):
-            wanted = [path for path in source.paths() if asked.wants(path)]
-            require_required_files(source, wanted, asked)
-            parts.append(_part(source, wanted, asked.source, entry))
-    return tuple(parts)
+    if entry.overlay is None or options.server is None:
+        raise no_overlay(model, options.server)
+    require_known(model, resolution, options)
+    found = asking(resolution, options)
+    if found.overlay is not None:
+        require_named_source(entry, found.overlay.repo, found.manifest)
+        require_no_extras(found.overlay.repo, entry)
+    if found.source is not None:
+        require_required_files(found.source.repo, found.source.paths, found.asked, entry)
+    for part in found.parts:
+        _require_leading(part, entry)
+    return found.parts
 
 
-def _opened(pin: Pin, options: Options, only: Sequence[str] | None = None) -> Repo:
-    if pin.floating:
-        raise InvalidUsage(
-            f"{pin.repo}: not pinned to a commit ({pin.floating}), so there is none to stage",
-            code="floating-pin",
-            hint="pin it in the registry (overlay bump), or serve by path",
-            repo=pin.repo,
-        )
-    memo = open_memo(open_cache(options, create=False), write=False)
-    repo = open_repo(pin, hub=None, offline=options.offline, memo=memo, allow_floating=False, only=only)
-    if isinstance(repo, HubRepo):
-        require_listing(repo)
-    return repo
+def _require_leading(part: Part, entry: Entry) -> None:
+    """Refuse what is asked for at another commit than the pinned one, and cannot be made to lead there."""
+    if part.branch is None:
+        require_asked_commit(part.repo, part.asked, entry)
+    elif part.branch.commit() not in (None, part.repo.revision):
+        raise elsewhere(part.branch, part.repo.revision, entry)
 
 
-def _part(repo: HubRepo, paths: Sequence[str], asked: str, entry: Entry) -> _Part:
-    """The part, if the revision that is asked for is the pinned commit, or can be made to lead there."""
-    if COMMIT.fullmatch(asked):
-        require_asked_commit(repo, asked, entry)
-        return _Part(repo, tuple(paths), None, entry)
-    branch = Branch(repo.repo, asked)
-    if branch.commit() not in (None, repo.revision):
-        raise elsewhere(branch, repo.revision, entry)
-    return _Part(repo, tuple(paths), branch, entry)
-
-
-def _missing(parts: Sequence[_Part]) -> dict[tuple[str, str], int]:
+def _missing(parts: Sequence[Part]) -> dict[tuple[str, str], int]:
     """Bytes of each content to fetch, by repo and digest: two files of one content come as one."""
     return {
         (part.repo.repo, part.repo.digest(path)): part.repo.size(path)
@@ -202,7 +153,7 @@ def _missing(parts: Sequence[_Part]) -> dict[tuple[str, str], int]:
     }
 
 
-def _outlook(parts: Sequence[_Part], work: Work | None) -> Staged:
+def _outlook(parts: Sequence[Part], work: Work | None) -> Staged:
     """What is to be done beside a build; ``work`` is the build's, None where the model is present."""
     by_build = {(item.repo, item.digest) for item in work.missing} if work else set()
     nbytes = sum(size for key, size in _missing(parts).items() if key not in by_build)

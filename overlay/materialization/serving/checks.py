@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
@@ -9,6 +11,7 @@ from overlay.consumers.server import version_text
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.formats.wording import some
+from overlay.materialization.resolve import prewarm_words
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -19,10 +22,11 @@ if TYPE_CHECKING:
     from overlay.hub import HubRepo
     from overlay.hub.serving import Branch
     from overlay.materialization.request import Options
-    from overlay.registry import Entry
+    from overlay.registry import Entry, Resolution
 
 __all__ = [
     "elsewhere",
+    "no_overlay",
     "require_asked_commit",
     "require_hub_cache",
     "require_known",
@@ -31,9 +35,7 @@ __all__ = [
     "require_required_files",
 ]
 
-_BY_PATH = 'serve by path: sglang serve --model-path "$(overlay path MODEL)"'
-
-_OVERRIDE = "add --with-override and export what `overlay env` says; or "
+_OVERRIDE = "add --with-override, here and to `overlay env`; or "
 
 
 def require_hub_cache(options: Options) -> None:
@@ -63,14 +65,29 @@ def require_hub_cache(options: Options) -> None:
         )
 
 
-def require_known(entry: Entry, server: Server | None) -> None:
+def no_overlay(model: str, server: Server | None) -> InvalidUsage:
+    """The error of a model that no server looks up."""
+    return InvalidUsage(
+        f"{model}: has no overlay, so no server looks it up by name",
+        code="no-overlay",
+        hint=f"serve by path: {shlex.join(['overlay', 'env', model, '--for', str(server or 'sglang')])}",
+        model=model,
+    )
+
+
+def require_known(model: str, resolution: Resolution, options: Options) -> None:
     """Refuse a model of which the server knows nothing, or something else, by the table that it was built with.
+
+    Args:
+        model: What the resolution is of, as it was named.
+        options: They name the server.
 
     Raises:
         CheckFailed: ``server-unknown`` or ``server-looks-elsewhere``.
     """
+    entry, server = resolution.entry, options.server
     told = entry.server
-    if told is None or not told.of_entry or _is_direct(entry) or (server is not None and server.with_override):
+    if told is None or server is None or not told.of_entry or _is_direct(entry) or server.with_override:
         return  # it is told so by somebody, or needs to know nothing
     row = sglang.built_in(sglang.release_of(told.version).version).get(entry.model)
     ours = (told.overlay_repo_id, told.overlay_revision, told.source_revision)
@@ -79,11 +96,12 @@ def require_known(entry: Entry, server: Server | None) -> None:
         return
     found = "@".join(filter(None, theirs[:2])) if theirs else "nothing"
     why = ", and not the pinned commit of the source" if theirs and theirs[:2] == ours[:2] else ""
+    with_override = replace(options, server=replace(server, with_override=True))
     raise CheckFailed(
         f"{entry.model}: {_server(entry)} has {found} built in for this name{why}, pinned is {entry.overlay}: it"
-        " does not look for what is built here",
+        " does not look for what is built here, unless it is told the pins (--with-override) or given the directory",
         code="server-looks-elsewhere" if row else "server-unknown",
-        hint=f"{_OVERRIDE}{_BY_PATH}",
+        hint=shlex.join(["overlay", *prewarm_words(model, resolution, with_override, by_name=True)]),
         model=entry.model,
     )
 
@@ -102,7 +120,7 @@ def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
         f"{branch.file}: says {found!r}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
         f"for {branch.name}, {then}",
         code="branch-elsewhere",
-        hint=f"{way}{_BY_PATH}; or remove the file, if nobody needs what it says",
+        hint=f"{way}remove the file, if nobody needs what it says; or {_by_path(entry)}",
         where=str(branch.file),
         found=found,
         expected=commit,
@@ -122,7 +140,7 @@ def require_asked_commit(repo: HubRepo, asked: str, entry: Entry) -> None:
             f"{repo.repo}: pinned to {repo.revision}, but {_server(entry)} asks for {asked}, which is what it was told "
             "or what the overlay's manifest says",
             code="source-revision-differs",
-            hint=f"pin that commit in the registry, or {_BY_PATH}",
+            hint=f"pin that commit in the registry, or {_by_path(entry)}",
             repo=repo.repo,
             asked=asked,
             revision=repo.revision,
@@ -145,7 +163,7 @@ def require_named_source(entry: Entry, overlay: HubRepo, manifest: Manifest) -> 
         )
 
 
-def require_no_extras(overlay: HubRepo) -> None:
+def require_no_extras(overlay: HubRepo, entry: Entry) -> None:
     """Refuse a snapshot that holds more than a server fetches: it hashes all that it finds there.
 
     Raises:
@@ -156,13 +174,13 @@ def require_no_extras(overlay: HubRepo) -> None:
             f"{overlay.snapshot}: holds more than a server fetches ({some(extras)}); one that finds them there looks in"
             " another directory, and builds by itself",
             code="snapshot-extras",
-            hint=f"remove them from there, or {_BY_PATH}",
+            hint=f"remove them from there, or {_by_path(entry)}",
             where=str(overlay.snapshot),
             files=list(extras),
         )
 
 
-def require_required_files(source: HubRepo, wanted: Collection[str], asked: Asked) -> None:
+def require_required_files(source: HubRepo, wanted: Collection[str], asked: Asked, entry: Entry) -> None:
     """Refuse a source without the files that the manifest requires: a server fetches all of it anew, and gives up.
 
     Raises:
@@ -176,10 +194,16 @@ def require_required_files(source: HubRepo, wanted: Collection[str], asked: Aske
             f"{source.name}: no {some(missing)} among the files that a server asks for, but the overlay's manifest "
             "requires them",
             code="required-not-asked",
-            hint=f"pin a revision of the source that has them (overlay check), or {_BY_PATH}",
+            hint=f"pin a revision of the source that has them, or {_by_path(entry)}",
             repo=source.repo,
             missing=missing,
         )
+
+
+def _by_path(entry: Entry) -> str:
+    version = entry.server.version if entry.server else None
+    server = f"sglang=={version_text(version)}" if version else "sglang"
+    return f"serve by path: {shlex.join(['overlay', 'env', entry.model, '--for', server])}"
 
 
 def _server(entry: Entry) -> str:

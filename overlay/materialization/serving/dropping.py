@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,14 @@ from overlay.cache.presence import builds_run, collecting
 from overlay.errors import BrokenInput, InvalidUsage, NotHere, TryAgain
 from overlay.materialization.record import read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache
-from overlay.materialization.resolve import resolve
+from overlay.materialization.resolve import build_words, resolve
 from overlay.materialization.verify import quick_problems
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
+    from overlay.cache import Cache
     from overlay.hub.dropping import Drop
     from overlay.materialization.resolve import Resolved
     from overlay.registry import Entry
@@ -46,7 +48,7 @@ def plan_drop(model: str, options: Options = DEFAULTS) -> Dropped:
     """
     found = require_source_of_hub(model, options)
     pins = _pins(found.resolution.entry, found.state.tree if found.state.name == "present" else None)
-    return _result(_look(pins))
+    return _result(_look(pins, open_cache(options, create=False)))
 
 
 def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[str], None] | None = None) -> Dropped:
@@ -59,7 +61,7 @@ def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[s
         NotHere: The model is not here, or not whole.
         InvalidUsage: A folder takes the place of the source.
         TryAgain: A build is at work, or a download of one of the repos is not finished.
-        BrokenInput: The Hub's cache is not what its client makes.
+        BrokenInput: The Hub's cache is not what its client makes, or something that stays needs what would go.
         CannotWrite: The system refuses.
     """
     found = require_source_of_hub(model, options)
@@ -68,7 +70,7 @@ def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[s
         raise NotHere(
             f"{model}: {state.name}{f': {state.why}' if state.why else ''}; its source is still needed",
             code=f"model-{state.name}",
-            hint=f"overlay prewarm {model}",
+            hint=shlex.join(["overlay", *build_words(model, found, options)]),
             model=model,
         )
     lock = cache.lock(state.location.name, timeout=options.lock_timeout, on_wait=on_wait)
@@ -80,7 +82,7 @@ def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[s
                 hint="run the same command again when it is done",
                 where=str(cache.root.path),
             )
-        drop = _look(_pins(found.resolution.entry, state.tree))
+        drop = _look(_pins(found.resolution.entry, state.tree), cache)
         drop.execute()
     _require_intact(state.tree)
     return _result(drop)
@@ -113,7 +115,7 @@ def _pins(entry: Entry, tree: Path | None) -> Iterable[tuple[str, str | None]]:
     return [(pin.repo, pin.revision) for pin in (entry.source, *(need.pin for need in entry.needs))]
 
 
-def _look(pins: Iterable[tuple[str, str | None]]) -> Drop:
+def _look(pins: Iterable[tuple[str, str | None]], cache: Cache) -> Drop:
     from overlay.hub.dropping import look  # the network stack, only where something is dropped
     from overlay.registry import COMMIT
 
@@ -121,7 +123,7 @@ def _look(pins: Iterable[tuple[str, str | None]]) -> Drop:
     for repo, revision in pins:
         if revision is not None and COMMIT.fullmatch(revision):  # a folder has none
             commits.setdefault(repo, set()).add(revision)
-    return look(commits)
+    return look(commits, cache.root.path, cache.root.locations)
 
 
 def _result(drop: Drop) -> Dropped:

@@ -2,44 +2,67 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
-from overlay.consumers.launch import by_name, by_path, native_partitions
-from overlay.errors import InvalidUsage
+from overlay.consumers.launch import FilesBelow, by_name, by_path, native_partitions, why_not_known
+from overlay.consumers.layouts import transformer_of, why_not_loaded
+from overlay.errors import CheckFailed, InvalidUsage
 from overlay.hub.hub_cache import hub_cache
 from overlay.materialization.request import DEFAULTS, Options, open_cache
 from overlay.materialization.resolve import present, resolve
+from overlay.materialization.serving.asking import lacking
+from overlay.materialization.serving.checks import no_overlay, require_known
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from overlay.consumers.launch import By, Start
     from overlay.consumers.server import Server
     from overlay.registry import Resolution
 
-__all__ = ["start", "start_by_name", "start_by_path", "way"]
+__all__ = ["require_name", "start", "start_by_name", "start_by_path", "way"]
+
+_TRUST = "--trust-remote-code"
 
 
-def start(model: str, options: Options = DEFAULTS, *, by: By | None = None) -> Start:
+def start(model: str, options: Options = DEFAULTS, *, by: By | None = None, flags: Sequence[str] = ()) -> Start:
     """Everything that it takes to start a server on a model. Nothing is started, asked or written.
 
     Args:
         options: They name the server.
         by: What the server is given: the directory (``path``), or the model's name (``name``). By default the
             directory; the name where the server is started with an override.
+        flags: Words to put behind those of the model on the command line.
 
     Raises:
         InvalidUsage: No server is named, or not one that is started in this way.
-        NotHere: By path: the model is not here as the registry pins it.
+        NotHere: The model is not here as the registry pins it, and as this server looks for it.
+        CheckFailed: The server loads another layout, or does not look for what is built here.
     """
     if way(options.server, by) == "path":
         found, tree = present(model, options)
-        return start_by_path(found.resolution, tree, options)
-    return start_by_name(resolve(model, options).resolution, model, options)
+        return start_by_path(found.resolution, tree, options, flags)
+    require_name(model, options)
+    found, _ = present(model, options, by_name=True)
+    return start_by_name(found.resolution, model, options, flags)
+
+
+def require_name(model: str, options: Options) -> None:
+    """Refuse a model that the server of these options does not look up by name, whether it is here or not.
+
+    Raises:
+        InvalidUsage: ``no-overlay``.
+        CheckFailed: ``server-unknown`` or ``server-looks-elsewhere``.
+    """
+    resolution = resolve(model, options).resolution
+    if resolution.entry.overlay is None:
+        raise no_overlay(model, options.server)
+    require_known(model, resolution, options)
 
 
 def way(server: Server | None, by: By | None) -> By:
@@ -58,43 +81,52 @@ def way(server: Server | None, by: By | None) -> By:
         )
     if by == "name" and server.name != "sglang":
         raise InvalidUsage(
-            f"{server.name} looks nothing up by name that is built here",
+            f"{server.name} is given a folder: it looks up no name of a model that is built here",
             code="option-conflict",
-            hint="serve by path: leave out --by name",
+            hint="leave out --by name: it is started by path",
         )
     return by or ("name" if server.with_override else "path")
 
 
-def start_by_path(resolution: Resolution, tree: Path, options: Options) -> Start:
+def start_by_path(resolution: Resolution, tree: Path, options: Options, flags: Sequence[str] = ()) -> Start:
     """The start on a directory that is here.
 
     Args:
         tree: The materialization.
         options: They name the server.
+        flags: As of :func:`start`.
+
+    Raises:
+        CheckFailed: ``layout-not-loaded``.
     """
     server = _named(options)
+    why = why_not_loaded(server, FilesBelow(tree), transformer_of(tree))
+    if why is not None:
+        other = "vllm-omni" if server.name == "sglang" else "sglang"
+        raise CheckFailed(
+            f"{resolution.model}: {tree}: {why}",
+            code="layout-not-loaded",
+            hint=shlex.join(["overlay", "env", resolution.model, "--for", other]),
+            model=resolution.model,
+            where=str(tree),
+        )
     found = by_path(resolution.entry, server, tree, open_cache(options, create=False).root.path)
-    return replace(found, notes=tuple(_notes_by_path(resolution, tree, server)))
+    command = (*found.command, *flags)
+    return replace(found, command=command, notes=tuple(_notes_by_path(resolution, tree, server, command)))
 
 
-def start_by_name(resolution: Resolution, model: str, options: Options) -> Start:
+def start_by_name(resolution: Resolution, model: str, options: Options, flags: Sequence[str] = ()) -> Start:
     """The start of a server that looks the model up.
 
     Args:
+        resolution: Of a model that :func:`require_name` does not refuse.
         model: What the resolution is of, as it was named: a server's key may hold it as it is spelt.
         options: They name the server.
-
-    Raises:
-        InvalidUsage: ``no-overlay``.
+        flags: As of :func:`start`.
     """
     entry, source, server = resolution.entry, resolution.source_folder, _named(options)
     if entry.overlay is None:
-        raise InvalidUsage(
-            f"{model}: has no overlay, so no server looks it up by name",
-            code="no-overlay",
-            hint="serve by path: leave out --by name and --with-override",
-            model=model,
-        )
+        raise no_overlay(model, server)
     given, folders = str(source or entry.model), [source] if source else []
     is_direct = entry.server is not None and entry.server.overlay_repo_id == model
     if is_direct:
@@ -103,10 +135,18 @@ def start_by_name(resolution: Resolution, model: str, options: Options) -> Start
         folders.append(Path(model if is_direct else entry.overlay.repo))
     root = open_cache(options, create=False).root.path
     found = by_name(entry, server, given, folders, root, hub_cache())
-    is_told = is_direct or server.with_override or (entry.server is not None and not entry.server.of_entry)
-    is_known = is_told or entry.model in sglang.built_in(sglang.release_of(server.version).version)
-    unknown = f"{server} has no overlay built in for {entry.model}: it needs --with-override, or to be served by path"
-    return replace(found, notes=(*_notes_of_entry(resolution, server), *([] if is_known else [unknown])))
+    notes = (*_notes_of_entry(resolution, server), *_not_staged(resolution, options))
+    return replace(found, command=(*found.command, *flags), notes=notes)
+
+
+def _not_staged(resolution: Resolution, options: Options) -> Iterator[str]:
+    """What the server will ask the Hub's cache for in vain, before it looks for the directory."""
+    server = _named(options)
+    if options.hub is not None:
+        yield f"whether {server} finds overlay and source in the Hub's cache was not looked at: {options.hub} stands in"
+        return
+    if lacks := lacking(resolution, options):
+        yield f"{server} will not start: it looks overlay and source up first, and without a connection; {lacks}"
 
 
 def _named(options: Options) -> Server:
@@ -118,12 +158,22 @@ def _named(options: Options) -> Server:
 def _notes_of_entry(resolution: Resolution, server: Server) -> Iterator[str]:
     from overlay.registry.load import is_packaged
 
-    launch = resolution.entry.serve.get(server.name)
+    yield from resolution.moved
+    if (not_known := why_not_known(server)) is not None:
+        yield not_known
+    entry = resolution.entry
+    stage = entry.recipe.options.get("stage") if entry.recipe.name == "vdn-h3" else None
+    if server.name == "sglang" and stage not in (None, sglang.STAGE):
+        yield (
+            f"{server} refuses requests for another number of grid points than the {sglang.GRID_POINTS} of"
+            f" {sglang.STAGE}, and this is {stage}"
+        )
+    launch = entry.serve.get(server.name)
     if launch and not is_packaged(launch.place.file):
         yield f"flags, variables and requests are those of {launch.place}"
 
 
-def _notes_by_path(resolution: Resolution, tree: Path, server: Server) -> Iterator[str]:
+def _notes_by_path(resolution: Resolution, tree: Path, server: Server, command: Sequence[str]) -> Iterator[str]:
     """What keeps the server from doing what is meant, as far as that can be told from here."""
     yield from _notes_of_entry(resolution, server)
     if server.name == "sglang":
@@ -132,12 +182,9 @@ def _notes_by_path(resolution: Resolution, tree: Path, server: Server) -> Iterat
             yield f"{server} takes a folder at {tree} for the source of {taken}; move the cache root"
         return
     partitions = native_partitions(tree)
-    if resolution.entry.recipe.name == "vdn-h3" and not partitions:
-        yield (
-            "vllm-omni reads this family in the native layout, below FL2VA/ or Ref2VA/; this directory has the"
-            " Diffusers layout, which it cannot load"
-        )
     for other in partitions[1:]:
         yield f"the partition {other.name} lies beside it: {other}"
-    if any(next(folder.rglob("*.py"), None) for folder in partitions):
-        yield "it holds Python of its release: add --trust-remote-code if you trust that; no registry does it for you"
+    has_python = any(next(folder.rglob("*.py"), None) for folder in partitions)
+    if has_python and _TRUST not in command:
+        again = shlex.join(["overlay", "env", resolution.model, *server.flags, "--", _TRUST])
+        yield f"it holds Python of its release, which no registry lets run; if you trust it: {again}"
