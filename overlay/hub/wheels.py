@@ -5,7 +5,12 @@ No token is ever sent along: a wheel comes from no repo of the Hub.
 
 from __future__ import annotations
 
+import socket
+import time
+from ipaddress import ip_address
+from threading import Thread
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from overlay.errors import BrokenInput, NotHere, Refused, TryAgain
 from overlay.fingerprint import bytes_digest
@@ -15,6 +20,8 @@ from overlay.hub.hub_cache import is_offline
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import httpx2
+
     from overlay.registry import Wheel
 
 __all__ = ["MAX_WHEEL", "read_wheel", "wheel_url"]
@@ -23,6 +30,10 @@ MAX_WHEEL = 256 * 2**20
 """Bytes of a wheel at most: plain Python is small."""
 
 _PATIENCE = 30.0
+_LONGEST = 900.0
+"""Seconds for the whole of a wheel: the largest at 2.4 Mbit/s."""
+
+_MOST_REDIRECTS = 5
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 _BUSY = 429
 
@@ -87,39 +98,96 @@ def _in_folder(hub: Path, wheel: Wheel) -> bytes:
 
 
 def _download(url: str, wheel: Wheel) -> bytes:
+    """In a thread of its own: where a server sends byte after byte, each single wait is short, and all are endless."""
+    answers: list[bytes | BaseException] = []
+
+    def download() -> None:
+        try:
+            answers.append(_followed(url, wheel, time.monotonic() + _LONGEST))
+        except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
+            answers.append(error)
+
+    thread = Thread(target=download, daemon=True)
+    thread.start()
+    thread.join(_LONGEST)
+    answer = answers[0] if answers else _lost(url, f"not all of it came within {_LONGEST:.0f} seconds", wheel)
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _followed(url: str, wheel: Wheel, end: float) -> bytes:
+    """What lies at an address or where that leads, until ``end``.
+
+    Raises:
+        Refused: It leads nowhere, or to where no wheel is asked for.
+    """
     import httpx2  # the network stack, only where a request is made
 
-    data = bytearray()
+    at = url
     try:
-        with httpx2.stream("GET", url, follow_redirects=True, timeout=_PATIENCE) as response:
-            if response.status_code >= _CLIENT_ERROR:
-                raise _refused(url, response.status_code)
-            for chunk in response.iter_bytes():
-                data += chunk
-                if len(data) > MAX_WHEEL:
-                    raise BrokenInput(
-                        f"{url}: more than {MAX_WHEEL} bytes, expected a wheel of plain Python",
-                        code="too-large",
-                        hint="correct the url in the entry's needs",
-                        where=url,
-                    )
+        for _ in range(_MOST_REDIRECTS):
+            with httpx2.stream("GET", at, timeout=_PATIENCE) as response:
+                if response.next_request is None:
+                    return _received(response, at, wheel, end)
+                to = str(response.next_request.url)
+            if not _may_lead_to(to, url):
+                raise _refused(url, f"leads to {to}, expected an https address on the public internet")
+            at = to
     except httpx2.HTTPError as error:
-        raise TryAgain(
-            f"{url}: {error or type(error).__name__}",
-            code="connection-lost",
-            hint=f"run the same command again, or bring the wheel yourself: --hub DIR with DIR/wheels/{wheel.name}",
-            where=url,
-        ) from error
+        raise _lost(at, str(error) or type(error).__name__, wheel) from error
+    raise _refused(url, f"leads on and on, more than {_MOST_REDIRECTS} times")
+
+
+def _received(response: httpx2.Response, url: str, wheel: Wheel, end: float) -> bytes:
+    status, data = response.status_code, bytearray()
+    if status >= _SERVER_ERROR or status == _BUSY:
+        raise TryAgain(f"{url}: answers {status}", code="hub-unavailable", hint="run the same command again", where=url)
+    if status >= _CLIENT_ERROR:
+        raise _refused(url, f"answers {status}, so there is no such wheel for us", status)
+    for chunk in response.iter_bytes():
+        data += chunk
+        if len(data) > MAX_WHEEL:
+            raise BrokenInput(
+                f"{url}: more than {MAX_WHEEL} bytes, expected a wheel of plain Python",
+                code="too-large",
+                hint="correct the url in the entry's needs",
+                where=url,
+            )
+        if time.monotonic() > end:  # nobody waits for it any more
+            raise _lost(url, "it came too slowly", wheel)
     return bytes(data)
 
 
-def _refused(url: str, status: int) -> Refused | TryAgain:
-    if status >= _SERVER_ERROR or status == _BUSY:
-        return TryAgain(
-            f"{url}: answers {status}", code="hub-unavailable", hint="run the same command again", where=url
-        )
+def _may_lead_to(url: str, first: str) -> bool:
+    """Whether a redirect is followed: not into networks that only this host reaches, but for the entry's own host.
+
+    What a host's name stands for may change until it is asked; the certificate is then still the name's.
+    """
+    to, own = urlsplit(url), urlsplit(first)
+    if (to.scheme, to.hostname) == (own.scheme, own.hostname):
+        return True
+    if to.scheme != "https" or to.hostname is None:
+        return False
+    try:
+        found = socket.getaddrinfo(to.hostname, to.port or 443, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return True  # a proxy may know it; else the request says so
+    return all(ip_address(str(address[0]).partition("%")[0]).is_global for *_, address in found)
+
+
+def _lost(url: str, why: str, wheel: Wheel) -> TryAgain:
+    return TryAgain(
+        f"{url}: {why}",
+        code="connection-lost",
+        hint=f"run the same command again, or bring the wheel yourself: --hub DIR with DIR/wheels/{wheel.name}",
+        where=url,
+    )
+
+
+def _refused(url: str, why: str, status: int | None = None) -> Refused:
     return Refused(
-        f"{url}: answers {status}, so there is no such wheel for us",
+        f"{url}: {why}",
         code="wheel-refused",
         hint="give the wheel's url in the entry's needs",
         where=url,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from typing import TYPE_CHECKING
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -31,9 +32,12 @@ def wheel(url: str | None = None, data: bytes = DATA) -> Wheel:
 
 
 @contextmanager
-def answering(status: int, data: bytes = DATA) -> Iterator[tuple[str, list[dict[str, str]]]]:
+def answering(
+    status: int, data: bytes = DATA, *, location: str = "", drip: str = ""
+) -> Iterator[tuple[str, list[dict[str, str]]]]:
     """A server with one answer; its address, and the headers of the requests."""
     seen: list[dict[str, str]] = []
+    done = Event()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -44,10 +48,24 @@ def answering(status: int, data: bytes = DATA) -> Iterator[tuple[str, list[dict[
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
+            if drip == "headers":
+                self.drip(b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 100)
+                return
             self.send_response(status)
+            if location:
+                self.send_header("Location", location)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
-            self.wfile.write(data)
+            if drip == "body":
+                self.drip(data)
+            else:
+                self.wfile.write(data)
+
+        def drip(self, data: bytes) -> None:
+            for byte in data:
+                if done.wait(0.1):
+                    return
+                self.wfile.write(bytes([byte]))
 
         def log_message(self, *_: object) -> None:
             pass
@@ -58,6 +76,7 @@ def answering(status: int, data: bytes = DATA) -> Iterator[tuple[str, list[dict[
     try:
         yield f"http://127.0.0.1:{server.server_port}", seen
     finally:
+        done.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -113,6 +132,63 @@ def test_another_file_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BrokenInput) as large:
             read_wheel(wheel(f"{url}/x", b"other"), hub=None, offline=False)
         assert large.value.code == "too-large"
+
+
+@pytest.mark.parametrize(
+    ("to", "is_followed"),
+    [
+        ("https://files.example.org/w.whl", True),
+        ("https://proxied.example.org/w.whl", True),
+        ("http://files.example.org/w.whl", False),
+        ("https://inside.example.org/w.whl", False),
+        ("https://both.example.org/w.whl", False),
+        ("https://127.0.0.1/w.whl", False),
+        ("https://169.254.169.254/latest/meta-data", False),
+        ("https://[::1]/w.whl", False),
+        ("https://10.1.2.3:8443/w.whl", False),
+        ("file:///etc/passwd", False),
+        ("https:///w.whl", False),
+        ("https://wheels.corp.example/other.whl", True),
+        ("http://wheels.corp.example/other.whl", False),
+    ],
+)
+def test_where_a_redirect_may_lead(monkeypatch: pytest.MonkeyPatch, to: str, is_followed: bool) -> None:  # noqa: FBT001 - a table
+    """To public addresses by https; to others only on the entry's own host, as the entry names it."""
+    known = {"files.example.org": ["1.1.1.1"], "inside.example.org": ["10.0.0.1"], "wheels.corp.example": ["10.0.0.2"]}
+    known["both.example.org"] = ["1.1.1.1", "fe80::1%eth0"]
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, port: int, **kind: Any) -> list[Any]:
+        if host == "proxied.example.org":
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, port)) for address in known[host]] if host in known else resolve(host, port)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    assert wheels._may_lead_to(to, "https://wheels.corp.example/w.whl") == is_followed
+
+
+def test_a_redirect_that_is_not_followed() -> None:
+    """It is named, and not asked; nor is one that leads to itself followed for ever."""
+    with (
+        answering(200) as (other, asked),
+        answering(302, location=f"{other.replace('127.0.0.1', 'localhost')}/x") as (url, _),
+    ):
+        with pytest.raises(Refused, match="leads to http://localhost") as caught:
+            read_wheel(wheel(f"{url}/x"), hub=None, offline=False)
+        assert (caught.value.code, asked) == ("wheel-refused", [])
+    with answering(302, location="/x") as (url, asked):
+        with pytest.raises(Refused, match="on and on"):
+            read_wheel(wheel(f"{url}/x"), hub=None, offline=False)
+        assert len(asked) == 5
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_a_server_that_drips_is_left(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    """However short each single wait is."""
+    monkeypatch.setattr(wheels, "_LONGEST", 0.4)
+    with answering(200, drip=part) as (url, _), pytest.raises(TryAgain, match=r"within 0 seconds|too slowly") as caught:
+        read_wheel(wheel(f"{url}/x"), hub=None, offline=False)
+    assert caught.value.code == "connection-lost"
 
 
 def test_nobody_answers() -> None:
