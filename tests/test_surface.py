@@ -16,7 +16,7 @@ SURFACE = {
     "overlay": "--version",
     "overlay resolve": f"MODEL --path --rule {SERVER} {COMMON}",
     "overlay path": f"MODEL --rule {SERVER} {COMMON}",
-    "overlay env": f"MODEL [-- FLAGS] --by --format --rule {SERVER} {COMMON}",
+    "overlay env": f"MODEL [FLAGS]... --by --format --rule {SERVER} {COMMON}",
     "overlay check": f"[MODEL]... --base --against --same --revision --fail-on --output {SERVER} {COMMON}",
     "overlay lock": f"[MODEL]... --from-build --dry-run {COMMON}",
     "overlay prewarm": "MODEL... --dry-run --only --allow-floating --allow-script --stage-source --drop-source "

@@ -49,7 +49,7 @@ class Launched:
 
 @click.command(short_help="Print how a server is started on a model.")
 @click.argument("model")
-@click.argument("flags", metavar="[-- FLAGS]", nargs=-1, type=click.UNPROCESSED)
+@click.argument("flags", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--by",
     type=click.Choice(["path", "name"]),

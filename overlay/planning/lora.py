@@ -11,7 +11,7 @@ from overlay.formats.checkpoint import read_checkpoint
 from overlay.formats.tree_files import is_hidden
 from overlay.planning.carry import carry_files
 from overlay.planning.fuse import adapter_uses, base_tensors, fuse_checkpoint, read_adapters, refuse_fused_twice
-from overlay.planning.native import native_transformer, siblings
+from overlay.planning.native import native_transformer, require_diffusers, siblings
 from overlay.planning.plan import overlaid
 from overlay.planning.sources import Outcome
 
@@ -38,11 +38,14 @@ def lora(entry: Entry, sources: Sources, rule: str) -> Outcome:
     books = {**sources.by_repo, entry.source.repo: sources.source}
     book, folder = books[base["repo"]], base["path"]
     checkpoint = read_checkpoint(book.files, folder)
+    output = entry.recipe.options.get("output")
+    if output:
+        require_diffusers(book, checkpoint)  # before the adapters are held against names that are none of that layout
     adapters = read_adapters(
         [(books[place["repo"]], place["path"], None) for place in wanted], base_tensors(checkpoint)
     )
     before = refuse_fused_twice(book.files, folder, adapters)
-    if output := entry.recipe.options.get("output"):
+    if output:
         beside, to = output["siblings"], output["folder"]
         made, config = native_transformer(book, checkpoint, adapters, before, rule, f"{to}/transformer")
         carried, index = siblings(books[beside["repo"]], beside["path"], to)

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from overlay.planning.outputs import Input, OutputFile, Piece
     from overlay.planning.plan import InputBook
 
-__all__ = ["native_transformer", "sibling_paths", "siblings"]
+__all__ = ["native_transformer", "require_diffusers", "sibling_paths", "siblings"]
 
 INDEX_NAME = "diffusion_pytorch_model.safetensors.index.json"
 """One of the two names that vLLM-Omni looks for; without an index it takes every file of the folder."""
 
 _COMPONENT = "transformer"
+_BLOCKS = "transformer_blocks."
 
 
 def native_transformer(
@@ -123,19 +124,34 @@ def sibling_paths(paths: Iterable[str], path: str) -> dict[str, str]:
     return {inside: place for inside, place in found.items() if not inside.startswith(f"{_COMPONENT}/")}
 
 
+def require_diffusers(book: InputBook, checkpoint: Checkpoint) -> None:
+    """Refuse a base in another layout by the first look at its names.
+
+    Raises:
+        BrokenInput: ``not-diffusers-h3``.
+    """
+    if not any(name.startswith(_BLOCKS) for name in checkpoint.weight_map):
+        some_names = sorted(checkpoint.weight_map)
+        raise _not_diffusers(book.files.where(checkpoint.folder), [f"{_BLOCKS}0"], some_names)
+
+
 def _check_names(architecture: Architecture, weight_map: Mapping[str, str], where: str) -> None:
     wanted = set(architecture.diffusers_names())
     missing, unknown = sorted(wanted - weight_map.keys()), sorted(weight_map.keys() - wanted)
     if missing or unknown:
-        lacks = [f"lacks {some(missing)}"] if missing else []
-        has = [f"has {some(unknown)}, which has no native name"] if unknown else []
-        raise BrokenInput(
-            f"{where}: is no MiniMax-H3 transformer in the Diffusers layout: {' and '.join(lacks + has)}",
-            code="not-diffusers-h3",
-            hint="layout: native takes the transformer (or transformer_ref) of the Diffusers export as its base",
-            missing=missing[:100],
-            unknown=unknown[:100],
-        )
+        raise _not_diffusers(where, missing, unknown)
+
+
+def _not_diffusers(where: str, missing: Sequence[str], unknown: Sequence[str]) -> BrokenInput:
+    lacks = [f"lacks {some(missing)}"] if missing else []
+    has = [f"has {some(unknown)}, which has no place in it"] if unknown else []
+    return BrokenInput(
+        f"{where}: is no MiniMax-H3 transformer in the Diffusers layout: {' and '.join(lacks + has)}",
+        code="not-diffusers-h3",
+        hint="layout: native takes the transformer (or transformer_ref) of the Diffusers export as its base",
+        missing=list(missing[:100]),
+        unknown=list(unknown[:100]),
+    )
 
 
 def _stamp(adapters: Sequence[AdapterSource], before: Sequence[str], rule: str) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,8 +28,6 @@ from overlay.formats.materialized import FUSED_NAME, RECORD_NAME
 from overlay.materialization.materialize import materialize
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from support.tensors import Tensor
 
 INDEX = "diffusion_pytorch_model.safetensors.index.json"
@@ -119,6 +119,24 @@ def test_a_base_with_the_stamp_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BrokenInput, match="already holds") as caught:
             built(hub, tmp_path / "other", output=output)
         assert caught.value.code == "already-fused"
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_a_native_base_is_refused_as_such(tmp_path: Path, *, is_fused: bool) -> None:
+    """Before the adapters are held against its names, whether it is a release's or was fused here."""
+    hub = tmp_path / "hub"
+    release, _ = write_h3_hub(hub)
+    native = release / "FL2VA/transformer"
+    if is_fused:
+        native = Path(shutil.copytree(built(hub, tmp_path / "root") / "FL2VA/transformer", release / "fused"))
+    options = native_options(hub, cache_root=tmp_path / "other")
+    text = options.registry.read_text()
+    options.registry.write_text(
+        text.replace("base: {path: transformer}", f"base: {{path: {native.relative_to(release)}}}")
+    )
+    with pytest.raises(BrokenInput, match="is no MiniMax-H3 transformer in the Diffusers layout") as caught:
+        materialize(NATIVE_MODEL, options)
+    assert caught.value.code == "not-diffusers-h3"
 
 
 def test_ref2va_beside_its_own_siblings(hub: Path, tmp_path: Path) -> None:
