@@ -160,7 +160,7 @@ def _start(
         str(server),
         by,
         (*command, *launch.flags),
-        {**env, **launch.env},
+        {**launch.env, **env},
         tuple(map(str, outermost)),
         _request(launch, server),
         launch.grid_points,

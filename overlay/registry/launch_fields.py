@@ -13,17 +13,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from overlay.registry.entries import SERVERS
 from overlay.registry.fields import Fields, Word, check_printable, wrong
+from overlay.registry.launch_words import is_flag, why_not_flag, why_not_value, why_not_variable
 
 __all__ = ["LaunchFields", "ServerName"]
 
 _NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRETS?|PASSWORD|PASSWD|CREDENTIALS?|API_?KEYS?|ACCESS_?KEYS?|PRIVATE_?KEYS?)(_|$)")
-# What the loader, the shell and the interpreter read: whoever sets these chooses the program that runs.
-_OF_THE_SYSTEM = re.compile(r"LD_.*|PYTHON.*|PATH|HOME|ENV|BASH_.*|IFS|SHELLOPTS")
-_OF_ENV = ("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", "SGLANG_DIFFUSION_CACHE_ROOT")
-_OF_THE_MODEL = ("--model-path", "--model", "--revision")
-_OF_SCRIPTS = ("--trust-remote-code",)
+_BY_HAND = "overlay env MODEL --for SERVER -- FLAGS"
 _LEAST_POINTS, _MOST_POINTS = 2, 1000
 
 
@@ -37,28 +34,24 @@ def _check_flags(words: tuple[str, ...]) -> tuple[str, ...]:
     if words and not words[0].startswith("--"):
         raise wrong("bad-launch", f"flags begin with {words[0]!r}; expected a word that begins with --")
     for word in words:
-        flag = word.partition("=")[0]
         if not word:
             raise wrong("bad-launch", "a word of flags is empty")
-        if flag in _OF_THE_MODEL:
-            raise wrong("reserved-launch", f"{flag}: which model is served is for `overlay env` to say")
-        if flag in _OF_SCRIPTS:
-            raise wrong("reserved-launch", f"{flag}: a registry enables no script; give it when you start the server")
-        if flag.startswith("--") and _SECRET.search(flag.upper().replace("-", "_")):
+        flag, _, value = word.partition("=") if is_flag(word) else ("", "", word)
+        if flag and _SECRET.search(flag.upper().replace("-", "_")):
             raise wrong("secret-in-registry", f"{flag}: a registry holds no secrets; give it by hand")
+        if why := (flag and why_not_flag(flag)) or why_not_value(value):
+            raise wrong("reserved-launch", f"{word}: {why}", f"give it by hand: {_BY_HAND}")
     return words
 
 
 def _check_variables(variables: dict[str, str]) -> dict[str, str]:
-    for name in variables:
+    for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise wrong("bad-launch", f"{name!r} is no name of a variable; expected A to Z, 0 to 9 and _")
         if _SECRET.search(name):
             raise wrong("secret-in-registry", f"{name}: a registry holds no secrets; set it where the server runs")
-        if _OF_THE_SYSTEM.fullmatch(name):
-            raise wrong("reserved-launch", f"{name}: decides which program runs; set it where the server runs")
-        if name in _OF_ENV:
-            raise wrong("reserved-launch", f"{name}: what a server is told is for `overlay env` to say")
+        if why := why_not_variable(name) or why_not_value(value):
+            raise wrong("reserved-launch", f"{name}: {why}", "set it where the server runs")
     return variables
 
 

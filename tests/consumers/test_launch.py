@@ -144,14 +144,14 @@ def test_a_model_without_launch_data(entries: dict[str, Entry]) -> None:
 
 
 def test_by_name_tells_where_and_what(entries: dict[str, Entry]) -> None:
-    """The cache root, the Hub's cache, and with an override the pins; variables of the entry come last."""
-    entry = replace(entries[VDN], serve={"sglang": Launch(env={"HF_HUB_OFFLINE": "0"})})
+    """The cache root, the Hub's cache, and with an override the pins; no variable of the entry replaces one."""
+    entry = replace(entries[VDN], serve={"sglang": Launch(env={"HF_HUB_OFFLINE": "0", "NCCL_DEBUG": "INFO"})})
     plain, told = (
         by_name(entry, Server("sglang", None, override), VDN, [Path("/h/src")], Path("/c"), Path("/h"))
         for override in (False, True)
     )
     assert plain.command[-1] == VDN
-    assert plain.env == {"HF_HUB_OFFLINE": "0", "HF_HUB_CACHE": "/h", ROOT: "/c"}
+    assert plain.env == {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/h", ROOT: "/c"}
     assert told.env == {**plain.env, OVERRIDE: exported(entry)}
     assert OVERRIDE == VARIABLE
     assert plain.folders == ("/c", "/h")  # the source lies in the Hub's cache
