@@ -100,10 +100,11 @@ def dropped_text(dropped: DroppedSource | None, verb: str) -> Iterator[str]:
     """Lines of the text output; ``verb``: what is or will be done to the source."""
     if dropped is None:
         return
-    if not dropped.commits:
+    if not dropped.commits and not dropped.bytes_removed:
         yield "  source: not in the Hub's cache, nothing to drop"
         return
     names = ", ".join(commit[: commit.index("@") + 13] for commit in dropped.commits)
+    names = names or "what a killed run left of the source"
     kept = dropped.bytes_removed - dropped.bytes_freed
     why = (
         f", the other {format_bytes(kept)} stay under another name (links from this cache, other repos)" if kept else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -173,9 +173,12 @@ def prewarm(
         )
         common.output.result(planned, lambda: _plan_text(planned, verbose=common.output.verbose))
         return
-    done = Prewarmed(
-        tuple(_prewarmed(common.output, model, options, stage=stage_source, drop=drop_source) for model in models)
-    )
+    if drop_source:
+        _require_droppable(models, options)
+    built = [_prewarmed(common.output, model, options, stage=stage_source) for model in models]
+    if drop_source:  # only now: one may be built from the source of another
+        built = [_dropped(common.output, model, found, options) for model, found in zip(models, built, strict=True)]
+    done = Prewarmed(tuple(built))
     common.output.result(done, lambda: _done_text(done))
     for model in done.models:
         for note in model.notes:
@@ -227,20 +230,29 @@ def _planned_file(step: Step) -> PlannedFile:
     return PlannedFile(step.output.path, step.how, fused, step.size, step.why)
 
 
-def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool, drop: bool) -> PrewarmedModel:
+def _require_droppable(models: tuple[str, ...], options: overlay.Options) -> None:
+    """Refuse before anything is built."""
+    from overlay.materialization.serving.dropping import require_source_of_hub
+
+    for model in models:
+        require_source_of_hub(model, options)
+
+
+def _dropped(output: Output, model: str, built: PrewarmedModel, options: overlay.Options) -> PrewarmedModel:
+    from overlay.materialization.serving.dropping import drop_source
+
+    return replace(built, dropped=dropped_source(drop_source(model, options, on_wait=_waiting(model, output))))
+
+
+def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool) -> PrewarmedModel:
     from overlay.materialization.serving.by_name import materialize_by_name
-    from overlay.materialization.serving.dropping import drop_source, require_source_of_hub
 
     on_wait = _waiting(model, output)
-    staged = dropped = None
-    if drop:
-        require_source_of_hub(model, options)  # before the build
+    staged = None
     if stage:
         done, staged = materialize_by_name(model, options, phase=phases(output), on_wait=on_wait)
     else:
         done = overlay.materialize(model, options, phase=phases(output), on_wait=on_wait)
-    if drop:
-        dropped = drop_source(model, options, on_wait=on_wait)
     return PrewarmedModel(
         model=done.model,
         path=str(done.path) if done.path else None,
@@ -253,7 +265,7 @@ def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: b
         seconds=round(done.seconds, 3),
         notes=done.notes,
         staged=staged_source(staged) if staged else None,
-        dropped=dropped_source(dropped) if dropped else None,
+        dropped=None,
     )
 
 

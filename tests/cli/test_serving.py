@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from support.models import VDN
 from support.served import Served, built_from_hub
 
@@ -13,7 +17,6 @@ from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 STAGE = ("prewarm", VDN, "--for", "sglang", "--stage-source")
 DROP = ("prewarm", VDN, "--drop-source")
@@ -140,3 +143,28 @@ def test_an_overlay_by_its_own_name(world: Served, document: Callable[..., dict[
     assert run(["prewarm", OVERLAY_REPO, "--for", "sglang", "--stage-source"]) == 0
     assert document("path", "path", OVERLAY_REPO, "--for", "sglang")["path"]
     assert world.main(OVERLAY_REPO).read_text() == world.hub.overlay
+
+
+def test_two_models_of_one_source_are_built_before_it_is_dropped(
+    world: Served, document: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them would take from the second what that is built of."""
+    registry = yaml.safe_load(Path(str(world.options().registry)).read_text())
+    registry["models"]["acme/second"] = copy.deepcopy(registry["models"][VDN])
+    registry["models"]["acme/second"]["source"]["repo"] = VDN
+    (world.folder / "two.yaml").write_text(yaml.safe_dump(registry))
+    monkeypatch.setenv("OVERLAY_REGISTRY", str(world.folder / "two.yaml"))
+    shutil.rmtree(world.folder / "root")
+    world.server.forget()
+    first, second = document("prewarm", "prewarm", VDN, "acme/second", "--drop-source")["models"]
+    assert [first["result"], second["result"]] == ["built", "reused"]
+    assert (len(first["dropped"]["commits"]), second["dropped"]["commits"]) == (2, [])
+    assert not [request for request in world.server.requests if "/resolve/" in str(request)]
+
+
+def test_what_a_killed_removal_left_is_said(world: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    """No commit is there, and bytes are."""
+    shutil.rmtree(world.storage(VDN) / "snapshots" / world.hub.source)
+    shutil.rmtree(world.storage(NEEDS_REPO))
+    assert run(DROP) == 0
+    assert "dropped what a killed run left of the source: the disk gets " in capsys.readouterr().out

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from huggingface_hub import scan_cache_dir, snapshot_download
+from support.children import in_child
 from support.models import VDN
 from support.served import Served, built_from_hub, contents
 
@@ -287,11 +290,11 @@ def test_a_tree_that_is_not_whole_afterwards_is_said_to_be(world: Served, monkey
     """There is no way back, so it is looked at."""
     look = hub_dropping.look
 
-    def robbing(commits: Any) -> Any:
+    def robbing(commits: Any, *rest: Any) -> Any:
         tree = resolve(VDN, world.options(server=None)).state.tree
         assert tree is not None
         (tree / "README.md").unlink()
-        return look(commits)
+        return look(commits, *rest)
 
     monkeypatch.setattr(hub_dropping, "look", robbing)
     with pytest.raises(BrokenInput, match=r"README\.md") as caught:
@@ -341,3 +344,204 @@ def test_after_it_was_staged_the_source_goes_all_the_same(world: Served) -> None
     assert not world.main(VDN).exists()
     materialize_by_name(VDN, world.options())
     assert snapshot_download(VDN, allow_patterns=["*.safetensors"], ignore_patterns=["stage-b*"], local_files_only=True)
+
+
+# What is not the client's own, or needed by something that stays
+
+
+def snapshot(world: Served) -> Path:
+    """The folder of the source's commit."""
+    return world.storage(VDN) / "snapshots" / world.hub.source
+
+
+@pytest.mark.parametrize("by", ["another repo", "a data set", "a repo that the client passes over", "a server's tree"])
+def test_what_something_else_links_to_is_not_dropped(world: Served, by: str) -> None:
+    """The client asks no other repo, and would leave it without its file."""
+    blob = max((world.storage(VDN) / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+    folder = {
+        "another repo": world.storage("other/repo") / "snapshots" / OTHER,
+        "a data set": world.cache / "datasets--other--data/snapshots" / OTHER,
+        "a repo that the client passes over": world.storage("other/repo") / "snapshots" / OTHER,
+        "a server's tree": world.folder / "root/materialized_models/Other__tree-0123456789abcdef",
+    }[by]
+    folder.mkdir(parents=True)
+    link = folder / "w.safetensors"
+    link.symlink_to(os.path.relpath(blob, folder))
+    if by.startswith("a repo that"):
+        (folder / "broken").symlink_to("nowhere")
+    before = contents(world.cache)
+    for function in (plan_drop, drop_source):
+        with pytest.raises(BrokenInput) as caught:
+            function(VDN, world.options(server=None))
+        assert caught.value.code == "hub-cache-unclear"
+        assert str(link) in caught.value.message
+    assert contents(world.cache) == before
+
+
+def test_a_link_over_two_steps_is_found(world: Served) -> None:
+    """The second of them leads to the blob."""
+    blob = next((world.storage(VDN) / "blobs").iterdir())
+    folder = world.storage("other/repo") / "snapshots" / OTHER
+    folder.mkdir(parents=True)
+    (world.storage("other/repo") / "blobs").mkdir()
+    (world.storage("other/repo") / "blobs/x").symlink_to(blob)
+    (folder / "x.bin").symlink_to("../../blobs/x")
+    with pytest.raises(BrokenInput, match="other--repo"):
+        drop_source(VDN, world.options(server=None))
+
+
+@pytest.mark.parametrize("place", ["sgl", "snapshots/deep", "blobs/deep", "."])
+def test_a_cache_root_inside_the_sources_folder_stays(world: Served, place: str) -> None:
+    """With the tree in it; however deep it lies."""
+    root = world.storage(VDN) / place
+    if place == "snapshots/deep":
+        root = snapshot(world) / "deep"
+    options = world.options(server=None, cache_root=root)
+    done = materialize(VDN, options)
+    with pytest.raises(BrokenInput) as caught:
+        drop_source(VDN, options)
+    assert caught.value.code == "hub-cache-unclear"
+    assert done.location is not None
+    assert verify(done.location).ok
+    assert snapshot(world).is_dir()
+
+
+@pytest.mark.parametrize(
+    "place", ["mine/notes.txt", "notes.txt", "snapshots/{commit}/notes.txt", "blobs/mine/notes.txt", "snapshots/x"]
+)
+def test_a_file_of_somebodys_own_is_not_taken_along(world: Served, place: str) -> None:
+    """It is named."""
+    mine = world.storage(VDN) / place.format(commit=world.hub.source)
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(BrokenInput) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "hub-cache-unclear"
+    assert mine.read_text() == "mine"
+    assert world.storage(NEEDS_REPO).exists()
+
+
+def test_a_commit_that_lies_elsewhere_is_left_to_its_owner(world: Served, tmp_path: Path) -> None:
+    """Whoever moved it there knows why."""
+    snapshot(world).rename(tmp_path / "else")
+    snapshot(world).symlink_to(tmp_path / "else")
+    for link in [path for path in (tmp_path / "else").rglob("*") if path.is_symlink()]:
+        blob = world.storage(VDN) / "blobs" / link.readlink().name
+        link.unlink()
+        link.symlink_to(blob)
+    with pytest.raises(BrokenInput, match="leads out") as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "hub-cache-unclear"
+    assert any((tmp_path / "else").rglob("*.safetensors"))
+
+
+# Killed, refused, and met by others
+
+
+@pytest.mark.parametrize("another_commit", [False, True])
+def test_a_killed_removal_is_finished_by_the_next(
+    world: Served, monkeypatch: pytest.MonkeyPatch, *, another_commit: bool
+) -> None:
+    """At every rename and at every file: the commit is there whole or not at all, and in the end nothing is left."""
+    kept = contents(second_commit(world, without="h3-base/audio_vae/config.json")) if another_commit else None
+    everything = plan_drop(VDN, world.options(server=None)).removed
+    rename, unlink = Path.rename, os.unlink
+
+    def removal(moment: int) -> bool:
+        """Killed at its step number ``moment``."""
+        steps = iter(range(1 << 30))
+
+        def counted(real: Any) -> Any:
+            return lambda *args, **named: (
+                os.kill(os.getpid(), signal.SIGKILL) if next(steps) == moment else real(*args, **named)
+            )
+
+        Path.rename = counted(rename)  # type: ignore[method-assign] - in a process of its own
+        os.unlink = shutil.os.unlink = counted(unlink)
+        drop_source(VDN, world.options(server=None))
+        return True
+
+    for moment in (1, 2, 9):
+        assert in_child(lambda at=moment: removal(at)) == signal.SIGKILL
+        links = [path for path in world.storage(VDN).glob("snapshots/*/**/*") if path.is_symlink()]
+        assert all(path.exists() for path in links)
+        assert plan_drop(VDN, world.options(server=None)).removed <= everything
+    drop_source(VDN, world.options(server=None))
+    assert plan_drop(VDN, world.options(server=None)) == Dropped((), 0, 0)
+    assert not list(world.cache.glob("*overlay-dropping*"))
+    assert world.storage(VDN).exists() is another_commit
+    if kept is not None:
+        assert contents(world.storage(VDN) / "snapshots" / OTHER) == kept
+        linked = {path.resolve() for path in world.storage(VDN).glob("snapshots/**/*") if path.is_symlink()}
+        assert linked == set((world.storage(VDN) / "blobs").iterdir())
+
+
+@pytest.mark.parametrize("emptied", ["snapshots", "snapshots/*"])
+def test_blobs_of_no_commit_go_and_are_counted(world: Served, emptied: str) -> None:
+    """As an older version left them that was killed."""
+    for path in list(world.storage(VDN).glob(emptied)):
+        shutil.rmtree(path)
+    dropped = drop_source(VDN, world.options(server=None))
+    assert dropped.commits == commits(world)[:1]
+    assert dropped.removed > 0
+    assert not world.storage(VDN).exists()
+
+
+def test_a_blob_that_somebody_fetches_for_another_commit_stays(world: Served) -> None:
+    """While a download is not finished, its finished blobs may have no link yet."""
+    second_commit(world, without="h3-base/audio_vae/config.json")
+    for name in ("fresh", "fetched.incomplete"):
+        (world.storage(VDN) / "blobs" / name).write_text(name)
+    shutil.rmtree(snapshot(world))
+    before = contents(world.storage(VDN))
+    drop_source(VDN, world.options(server=None))
+    assert contents(world.storage(VDN)) == before
+
+
+@pytest.mark.parametrize("came", ["snapshots/" + OTHER, "blobs/x.incomplete"])
+def test_what_comes_between_look_and_removal_is_put_back(
+    world: Served, monkeypatch: pytest.MonkeyPatch, came: str
+) -> None:
+    """Another commit, or a download that begins."""
+    own = hub_dropping.require_writable
+
+    def begin(going: Any) -> None:
+        own(going)
+        (going.folder / came).mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(hub_dropping, "require_writable", begin)
+    with pytest.raises(TryAgain) as caught:
+        drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "download-unfinished"
+    assert snapshot(world).is_dir() or not world.storage(NEEDS_REPO).exists()
+    assert (world.storage(NEEDS_REPO) / came).is_dir()
+    assert not list(world.cache.glob("*overlay-dropping*"))
+
+
+@pytest.mark.parametrize("another_commit", [False, True])
+def test_a_removal_that_the_system_refuses_changes_nothing_and_says_it_once(
+    world: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, another_commit: bool
+) -> None:
+    """Known before, by the modes; or found half way, and put back."""
+    if another_commit:
+        second_commit(world, without="h3-base/audio_vae/config.json")
+    before = contents(world.cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, _mode: Path(path).name != "snapshots")
+        with pytest.raises(CannotWrite) as caught:
+            drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "not-permitted"
+    rename = Path.rename
+
+    def refuse(path: Path, to: Path) -> Path:
+        if "overlay-dropping" in str(to) and path.parent.name in ("hub", "blobs"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CannotWrite):
+        drop_source(VDN, world.options(server=None))
+    assert {path: what[0::2] for path, what in contents(world.cache).items()} == {
+        path: what[0::2] for path, what in before.items()
+    }
+    assert caplog.records == []
