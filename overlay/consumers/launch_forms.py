@@ -23,7 +23,7 @@ _GPUS = 1
 _SHARED_MEMORY = "32Gi"
 
 
-def lines_of(start: Start, form: Form) -> list[str]:
+def lines_of(start: Start, form: Form, *, comments: bool = True) -> list[str]:
     """A start in one of the forms: what a reader needs to know beside it in comments first, what is run after them.
 
     The command of a shell or of Docker is the last line, so that words behind it are words of the command.
@@ -35,7 +35,8 @@ def lines_of(start: Start, form: Form) -> list[str]:
         if not text.isprintable():
             raise _not_nameable(text, "has control characters, or is not UTF-8")
     lines = {"shell": _shell, "docker": _docker, "k8s": _k8s}[form](start)
-    return [f"# {start.model} for {start.server}, by {start.by}", *_requests(start), *lines]
+    said = [f"# {start.model} for {start.server}, by {start.by}", *_requests(start)] if comments else []
+    return [*said, *lines]
 
 
 def _shell(start: Start) -> Iterator[str]:

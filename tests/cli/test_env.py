@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,21 @@ def test_flags_behind_the_command(world: World, capsys: pytest.CaptureFixture[st
     assert run(["env", MODEL, "--for", "sglang", "--format", "k8s", "--", *more]) == 0
     assert '      - "a b"\n    env:' in capsys.readouterr().out
     assert run(["env", MODEL, MODEL, "--for", "sglang"]) == 2
+
+
+def test_under_a_lease(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the page shows: the server takes the place of the shell that was started, and has its lease and its flags."""
+    (tmp_path / "sglang").write_text('#!/bin/sh\necho "$$ $#"; readlink /proc/$$/fd/* | grep -c "/leases/"\n')
+    (tmp_path / "overlay").write_text(f'#!/bin/sh\nexec {sys.executable} -m overlay "$@"\n')
+    for program in ("sglang", "overlay"):
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    page = Path(__file__).parents[2] / "docs/how-to/serve-with-sglang.md"
+    [line] = [text for text in page.read_text().splitlines() if "overlay lease" in text and "launch=" in text]
+    script = line.replace("overlay lease", "exec overlay lease")
+    process = subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.communicate()[0].split() == [str(process.pid), "5", "1"]
+    assert process.returncode == 0
 
 
 def test_nothing_is_left_in_a_shell(world: World, capsys: pytest.CaptureFixture[str]) -> None:
