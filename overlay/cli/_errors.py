@@ -111,6 +111,8 @@ def report(failure: ErrorReport | int, args: Sequence[str], error: BaseException
     try:
         if failure.status == BUG and (os.environ.get("OVERLAY_DEBUG") or {"-v", "--verbose"} & set(args)):
             say_lines(redact("".join(traceback.format_exception(error))))
+        if {"-v", "--verbose"} & set(args) and isinstance(printed := failure.data.get("output"), str):
+            say_lines(redact(printed.rstrip()))  # of an overlay's script
         if _wants_json(args) and failure.code != "output-failed":  # raw arguments: they may not have been parsed
             with suppress(CannotWrite):  # it is said on stderr as well
                 say_document(asdict(ErrorDocument(failure)), str)

@@ -106,10 +106,38 @@ class Lines:
         return f"{self._label}: {', '.join(parts)}"
 
 
+class Elapsed:
+    """Prints that something began, and from time to time how long it takes and what it has written.
+
+    Args:
+        label: What is being done; nobody knows how much of it there is.
+        clock: Seconds from any start.
+    """
+
+    def __init__(self, label: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._label = label
+        self._clock = clock
+        self._started = self._printed = clock()
+        self._done = 0
+        say(f"{label}: running", err=True)
+
+    def update(self, nbytes: int) -> None:
+        """Count, and print a line when one is due; no bytes are told as well, as time goes by."""
+        self._done += nbytes
+        now = self._clock()
+        if now - self._printed >= INTERVAL_S:
+            self._printed = now
+            say(f"{self._label}: {format_seconds(now - self._started)}, {format_bytes(self._done)} written", err=True)
+
+    def close(self) -> None:
+        """Say how long it took."""
+        say(f"{self._label}: ran {format_seconds(self._clock() - self._started)}", err=True)
+
+
 def phases(output: Output) -> Callable[[str, int], AbstractContextManager[Callable[[int], None]]]:
     """What a stage calls with a label and a total in bytes, and then with bytes as they are done, from any thread.
 
-    Silent with ``-q``, with ``--json``, and when there is nothing to do.
+    A total below 0 is one that nobody knows. Silent with ``-q``, with ``--json``, and when there is nothing to do.
     """
 
     @contextmanager
@@ -117,7 +145,10 @@ def phases(output: Output) -> Callable[[str, int], AbstractContextManager[Callab
         if output.quiet or output.json or total == 0:
             yield lambda _nbytes: None
             return
-        meter = _Bar(label, total) if sys.stderr.isatty() else Lines(label, total)
+        if total < 0:
+            meter: _Bar | Lines | Elapsed = Elapsed(label)
+        else:
+            meter = _Bar(label, total) if sys.stderr.isatty() else Lines(label, total)
         try:
             yield meter.update
         finally:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULTS", "Options", "Phase", "existing_folder", "open_cache", "open_memo", "resolved", "silent"]
 
 Phase = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""Called with a label and a total in bytes; gives what is called with bytes as they are done, from any thread."""
+"""Called with a label and a total in bytes; gives what is called with bytes as they are done, from any thread.
+
+A total below 0 is one that nobody knows.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

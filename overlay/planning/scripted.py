@@ -14,24 +14,28 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from overlay.consumers.sglang.asked import is_fetched
+from overlay.consumers.sglang.fingerprint import enters_fingerprint, overlay_fingerprint
 from overlay.errors import BrokenInput, Untrusted
 from overlay.fingerprint import action_key, bytes_digest
+from overlay.formats.tree_files import why_not_by_name
 from overlay.planning.mappings import mapped
 from overlay.planning.plan import finish
 from overlay.planning.sources import Outcome
+from overlay.registry import COMMIT, LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from overlay.formats.manifest import Manifest
     from overlay.planning.outputs import Input, OutputFile
+    from overlay.planning.plan import InputBook
     from overlay.planning.sources import Sources
     from overlay.registry import Entry, ScriptLimits, Wheel
 
 __all__ = ["GivenRepo", "Script", "environment", "python", "script_key", "source_files"]
 
 # Raise by hand whenever a script is given its inputs in another way.
-_RUNNER_VERSION = 1
+_RUNNER_VERSION = 2
 
 _COMPUTES = ("torch", "numpy", "safetensors")
 """Packages whose release may decide the bytes of what a script computes and writes."""
@@ -64,7 +68,8 @@ class Script:
         source: Files of the source, those that the manifest's patterns select.
         needs: Secondary repos.
         wheels: Importable beside what is installed.
-        finds: What is in its output folder when it starts: the overlay's own files, and what the manifest maps.
+        finds: What is in its output folder when it starts: the overlay's own files, and what the manifest maps, as far
+            as a script may leave such files.
         limits: What it may take, complete.
     """
 
@@ -110,22 +115,26 @@ def python(entry: Entry, sources: Sources, _rule: str) -> Outcome:
         )
     sha256 = bytes_digest(code, "sha256").partition(":")[2]
     _require_pinned(entry, overlay.files.where(path), sha256)
+    given_overlay = _overlay_files(overlay, entry)
+    _require_overlay_pinned(entry, given_overlay)
     given = source_files(source.files.paths(), manifest)
     source_given = tuple(source(name) for name in given)
     needs = tuple(_given(entry, sources))
+    found = finish(mapped(sources, given), entry.model)
     script = Script(
         overlay_name=overlay.files.name,
         path=path,
         sha256=sha256,
         code=code,
-        overlay={name: overlay.files.read_bytes(name) for name in overlay.files.paths()},
+        overlay=given_overlay,
         source=source_given,
         needs=needs,
         wheels=entry.wheels,
-        finds=tuple(finish(mapped(sources, given), entry.model)),
+        finds=tuple(file for file in found if why_not_by_name(file.path) is None),
         limits=_limits(entry, (*source_given, *(item for need in needs for item in need.files))),
     )
-    return Outcome((), script=script)
+    # What no script may leave, such as the overlay's own Python, is not its to change: it comes to the tree as it is.
+    return Outcome([file for file in found if why_not_by_name(file.path) is not None], script=script)
 
 
 def source_files(paths: Iterable[str], manifest: Manifest) -> list[str]:
@@ -187,6 +196,38 @@ def _given(entry: Entry, sources: Sources) -> Iterable[GivenRepo]:
                     folder=folder.rstrip("/"),
                 )
         yield GivenRepo(book.repo, book.revision, tuple(book(path) for path in paths))
+
+
+def _overlay_files(overlay: InputBook, entry: Entry) -> dict[str, bytes]:
+    """What a script finds of its overlay: of a folder only what its fingerprint covers, so no compiled leftovers."""
+    is_folder = entry.overlay is not None and entry.overlay.revision == LOCAL
+    paths = [path for path in overlay.files.paths() if not is_folder or enters_fingerprint(path)]
+    return {path: overlay.files.read_bytes(path) for path in paths}
+
+
+def _require_overlay_pinned(entry: Entry, files: dict[str, bytes]) -> None:
+    """The modules that a script imports from its overlay are as much its code as itself: a commit pins them all.
+
+    Raises:
+        Untrusted: The overlay is a folder or floats, and the entry does not pin its fingerprint either.
+    """
+    pin, pinned = entry.overlay, entry.overlay_fingerprint
+    if pin is not None and pin.revision is not None and COMMIT.fullmatch(pin.revision):
+        return
+    found = overlay_fingerprint(files.items())
+    if pinned == found:
+        return
+    said = f"the entry pins the fingerprint {pinned}" if pinned else "nothing pins its other files"
+    raise Untrusted(
+        f"{entry.model}: the overlay {pin} is at no commit, so the digest of its script says nothing of what the script"
+        f" imports; its files have the fingerprint {found}, and {said}",
+        code="overlay-not-pinned",
+        hint="pin the overlay to a commit; or read its files, then write in the entry of"
+        f" {entry.model}: overlay: {{fingerprint: {found}}}",
+        model=entry.model,
+        found=found,
+        pinned=pinned,
+    )
 
 
 def _require_pinned(entry: Entry, where: str, sha256: str) -> None:

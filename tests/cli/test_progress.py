@@ -20,6 +20,22 @@ class Clock:
         return self.now
 
 
+def test_what_has_no_known_end_says_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """That it began, every 30 seconds how long it runs and what it wrote, and at the end how long it took."""
+    clock = Clock()
+    elapsed = _progress.Elapsed("script", clock)
+    for clock.now, nbytes in ((5.0, 10), (29.0, 0), (30.0, 2_000_000_000), (59.0, 0), (60.0, 0)):
+        elapsed.update(nbytes)
+    elapsed.close()
+
+    assert capsys.readouterr().err.splitlines() == [
+        "script: running",
+        "script: 30 s, 2.0 GB written",
+        "script: 1 min 00 s, 2.0 GB written",
+        "script: ran 1 min 00 s",
+    ]
+
+
 def test_a_line_every_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
     """Off a terminal a line comes at most every 30 seconds, with rate and time left, and one at the end."""
     clock = Clock()

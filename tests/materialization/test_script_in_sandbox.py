@@ -132,10 +132,13 @@ def test_it_reads_the_hubs_cache_and_nothing_beside(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("line", "code", "words"),
     [
-        ("raise RuntimeError('no luck')", "script-failed", "no luck"),
+        ("raise RuntimeError('no luck')", "script-failed", "materialize.py: line 3: RuntimeError: no luck$"),
+        ("raise RuntimeError('first\\nsecond')", "script-failed", "line 3: RuntimeError: first$"),
+        ("raise RuntimeError('x' * 60_000)", "script-failed", "line 3: RuntimeError: x{100,}…$"),
+        ("import os; os._exit(3)", "script-failed", "ended with status 3$"),
         ("Path(source_dir, 'unet/w.safetensors').write_bytes(b'')", "script-failed", "OSError|PermissionError"),
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "script-failed", "Error"),
-        ("import time; time.sleep(60)", "script-limit", "seconds"),
+        ("import time; time.sleep(60)", "script-limit", r"its limit of 4 s \(time\)"),
     ],
 )
 def test_a_script_that_misbehaves_publishes_nothing(tmp_path: Path, line: str, code: str, words: str) -> None:
@@ -149,10 +152,30 @@ def test_a_script_that_misbehaves_publishes_nothing(tmp_path: Path, line: str, c
     assert caught.value.code == code
     assert str(caught.value).startswith(f"{tmp_path}/hub/acme/overlay/{'b' * 40}/_overlay/materialize.py: ")
     assert "staging" not in f"{caught.value} {caught.value.data}"
-    assert "--json" in str(caught.value.hint)
+    assert "-v shows" in str(caught.value.hint)
+    assert len(caught.value.data["output"]) <= 4096
     assert files_of(tmp_path / "hub") == before
     assert not list(tmp_path.glob("root/materialized_models/*"))
     assert not list(tmp_path.glob("root/.overlay/staging/*"))
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        (
+            "from huggingface_hub import snapshot_download; snapshot_download('acme/forgotten')",
+            "add it to the entry's needs",
+        ),
+        ("import absent_helper.deep", "install absent_helper"),
+    ],
+)
+def test_what_a_script_lacks_is_told(tmp_path: Path, line: str, hint: str) -> None:
+    """A repo that the entry does not name, a module that is not there: what to write, and the line that asks."""
+    script = f"def materialize(*, overlay_dir, source_dir, output_dir, manifest):\n    {line}\n"
+    scripted_hub(tmp_path / "hub", script)
+    with pytest.raises(BrokenInput, match=r"materialize\.py: line 2: ") as caught:
+        materialize(MODEL, scripted_options(tmp_path, script))
+    assert hint in str(caught.value.hint)
 
 
 def test_h20_a_killed_script_publishes_nothing_and_the_next_run_does(tmp_path: Path) -> None:
@@ -165,7 +188,7 @@ def test_h20_a_killed_script_publishes_nothing_and_the_next_run_does(tmp_path: P
         "    data = (Path(source_dir) / 'unet/w.safetensors').read_bytes()\n"
         "    (Path(output_dir) / 'unet/made.safetensors').write_bytes(data[:-1] + b'!')\n"
         "    for _ in range(80):\n"
-        "        (Path(output_dir) / 'beat').open('a').write('x')\n"
+        "        (Path(output_dir) / 'beat.txt').open('a').write('x')\n"
         "        time.sleep(0.05)\n"
     )
     scripted_hub(tmp_path / "hub", script)
@@ -173,9 +196,9 @@ def test_h20_a_killed_script_publishes_nothing_and_the_next_run_does(tmp_path: P
     command = [sys.executable, "-m", "overlay", "prewarm", MODEL, "--registry", str(options.registry), "--hub"]
     run = subprocess.Popen([*command, str(options.hub), "--cache-root", str(options.cache_root)], stderr=-1, stdout=-1)
     with run:
-        until(lambda: list(tmp_path.glob("root/.overlay/staging/*/output/beat")))
+        until(lambda: list(tmp_path.glob("root/.overlay/staging/*/output/beat.txt")))
         run.send_signal(signal.SIGKILL)
-    [beat] = tmp_path.glob("root/.overlay/staging/*/output/beat")
+    [beat] = tmp_path.glob("root/.overlay/staging/*/output/beat.txt")
     until(lambda: is_still(beat))
     assert beat.stat().st_size < 80
     assert not list(tmp_path.glob("root/materialized_models/*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -14,6 +15,7 @@ from support.published_rule import files_of
 from support.scripted import MODEL, PATH, SCRIPT, StandIn, entry_text, scripted_hub, scripted_options, sha256
 
 import overlay.sandbox
+from overlay.consumers.sglang.fingerprint import overlay_fingerprint
 from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere, Untrusted
 from overlay.formats.header import read_header
 from overlay.materialization.materialize import materialize, plan
@@ -360,6 +362,53 @@ def test_a_registry_that_was_found_enables_nothing(
     assert materialize(MODEL, found).result == "built"
 
 
+@pytest.mark.parametrize("kind", ["folder", "floating"])
+def test_an_overlay_at_no_commit_is_pinned_by_its_fingerprint(tmp_path: Path, stand_in: StandIn, kind: str) -> None:
+    """The script's digest says nothing of the modules beside it: without a commit they need a pin of their own."""
+    options = replace(prepared(tmp_path), allow_floating=True)
+    assert options.registry is not None
+    overlay = tmp_path / "hub/acme/overlay" / commit("b")
+    manifest = overlay / "_overlay/overlay_manifest.json"
+    document = {"custom_materializer": PATH, "source_model_id": MODEL, "source_revision": commit("a")}
+    manifest.write_text(json.dumps(document))
+    (overlay / "_overlay/helper.py").write_text("X = 1")
+    text = options.registry.read_text()
+    if kind == "floating":
+        text = text.replace(f"revision: {commit('b')}", "floating: nobody knows")
+        overlay = overlay.rename(overlay.with_name("main"))
+    options.registry.write_text(text)
+    name = str(overlay) if kind == "folder" else MODEL
+    with pytest.raises(Untrusted, match="is at no commit") as caught:
+        materialize(name, options)
+    assert (caught.value.code, caught.value.data["pinned"]) == ("overlay-not-pinned", None)
+    found = caught.value.data["found"]
+    assert f"fingerprint: {found}" in str(caught.value.hint)
+    options.registry.write_text(text.replace("acme/overlay, ", f"acme/overlay, fingerprint: {found}, "))
+    assert materialize(name, options).result == "built"
+    (overlay / "_overlay/helper.py").write_text("X = 2")
+    with pytest.raises(Untrusted) as caught:
+        materialize(name, options)
+    assert (caught.value.code, caught.value.data["pinned"]) == ("overlay-not-pinned", found)
+    assert len(stand_in.jobs) == 1
+
+
+def test_a_script_finds_of_a_folder_what_its_fingerprint_covers(tmp_path: Path, stand_in: StandIn) -> None:
+    """No compiled leftovers, which Python would prefer to the module that was read."""
+    seen = "    assert not [*Path(overlay_dir).rglob('__pycache__')]\n"
+    options = prepared(tmp_path, PLAIN + seen + ENOUGH)
+    assert options.registry is not None
+    overlay = tmp_path / "hub/acme/overlay" / commit("b")
+    document = {"custom_materializer": PATH, "source_model_id": MODEL, "source_revision": commit("a")}
+    (overlay / "_overlay/overlay_manifest.json").write_text(json.dumps(document))
+    found = overlay_fingerprint(overlay)
+    (overlay / "_overlay/__pycache__").mkdir()
+    (overlay / "_overlay/__pycache__/helper.cpython-312.pyc").write_bytes(b"x")
+    text = options.registry.read_text().replace("acme/overlay, ", f"acme/overlay, fingerprint: {found}, ")
+    options.registry.write_text(text)
+    assert materialize(str(overlay), options).result == "built"
+    assert len(stand_in.jobs) == 1
+
+
 def test_without_a_sandbox_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status 7 before a weight moves, with what each sandbox lacks and how to build elsewhere."""
     scripted_hub(tmp_path / "hub", SCRIPT)
@@ -431,7 +480,7 @@ def test_a_script_makes_all_or_nothing(tmp_path: Path, stand_in: StandIn) -> Non
         (ENOUGH + "    (out / 'unet/y.safetensors').write_bytes(b'short')\n", "y.safetensors"),
         ("    (out / 'unet').mkdir()\n    (out / 'unet/config.json').write_text('{}')\n", "unet: has no weights"),
         (ENOUGH + "    (out / 'unet/y.bin').write_bytes(b'')\n", "y.bin"),
-        (ENOUGH + "    (out / 'y').symlink_to('/etc/passwd')\n", "/etc/passwd"),
+        (ENOUGH + "    (out / 'y.txt').symlink_to('/etc/passwd')\n", "/etc/passwd"),
         (ENOUGH + "    import os; os.mkfifo(out / 'y')\n", "pipe"),
         (ENOUGH + "    (out / 'a\\\\b').write_text('x')\n", "backslash"),
     ],
@@ -455,6 +504,136 @@ def test_what_may_not_be_taken_over(tmp_path: Path, stand_in: StandIn, body: str
     assert words in str(caught.value)
     assert len(stand_in.jobs) == 1
     assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/materialized_models/*")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pipeline.py", "conftest.py", "unet/__pycache__/x.cpython-312.pyc", "unet/lib.so", "x.dll", "setup.cfg"),
+        *("pyproject.toml", "Makefile", "a.npy", "a.npz", "b.joblib", "e.dill", "c.pth.tar", "x.h5", "x.onnx", "x.zip"),
+        *("d.bin ", "unet/diffusion_pytorch_model.bin.", "unet/w.pt.txt ", "safetensors", "run.sh", "x.html", "x.svg"),
+        *("licenses/acme__overlay/LICENSE", "Licenses/x.txt", f"{MARKER}/x.txt", f"{RECORD_NAME}/x.txt"),
+        *(".git/config", "unet/.git/config", ".GIT/x.json", ".envrc", ".vscode/tasks.json", f"unet/{MARKER}"),
+        *(".SGLANG_overlay_materialized.json", "unet/HEAD", "LICENSE.exe", "unet/LICENSE.py"),
+    ],
+)
+def test_a_script_leaves_only_files_of_a_model(tmp_path: Path, stand_in: StandIn, name: str) -> None:
+    """What tools run, what readers unpickle, and what this program writes itself: refused by its place in the tree."""
+    body = f"    (out / {name!r}).parent.mkdir(parents=True, exist_ok=True)\n    (out / {name!r}).write_text('x')\n"
+    with pytest.raises(BrokenInput) as caught:
+        materialize(MODEL, prepared(tmp_path, PLAIN + ENOUGH + body))
+    assert caught.value.code == "script-output"
+    assert caught.value.data["where"] in (name, name.rpartition("/")[0])
+    assert str(tmp_path / "root") not in f"{caught.value} {caught.value.data}"
+    assert PATH in str(caught.value)
+    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/.overlay/actions/*/*")]
+    assert len(stand_in.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.json", b"\x80\x04.", "a pickle"),
+        ("unet/a.txt", b"PK\x03\x04rest", "a zip archive"),
+        ("tokenizer.model", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a pickle"),
+        ("a.csv", b"\x93NUMPY\x01", "an array of numpy"),
+        ("a.md", b"\x7fELF\x02", "a program"),
+        ("z.SafeTensors", b"junk", "z.SafeTensors"),
+        ("unet/z.safetensors", b"", "z.safetensors"),
+        ("unet/z.SAFETENSORS", b"\x80\x04.", "z.SAFETENSORS"),
+    ],
+)
+def test_a_file_is_what_its_name_says(tmp_path: Path, stand_in: StandIn, name: str, data: bytes, words: str) -> None:
+    """By its first bytes; weights by their header, however their name is written."""
+    body = f"    (out / {name!r}).write_bytes({data!r})\n"
+    with pytest.raises(BrokenInput, match=words) as caught:
+        materialize(MODEL, prepared(tmp_path, PLAIN + ENOUGH + body))
+    assert (caught.value.code, caught.value.data["where"]) == ("script-output", name)
+    assert str(tmp_path / "root") not in str(caught.value)
+    assert len(stand_in.jobs) == 1
+
+
+def test_papers_and_pictures_are_fine(tmp_path: Path, stand_in: StandIn) -> None:
+    """What model folders hold beside weights."""
+    names = ("LICENSE", "README", "NOTICE", "merges.txt", "tokenizer.model", "a/template.jinja", "a/b.PNG", "v.yaml")
+    body = "    (out / 'a').mkdir()\n" + "".join(f"    (out / {name!r}).write_text('x')\n" for name in names)
+    assert {*names} <= {*tree_of(prepared(tmp_path, PLAIN + ENOUGH + body))}
+    assert len(stand_in.jobs) == 1
+
+
+def test_code_of_the_overlay_is_not_the_scripts_to_change(tmp_path: Path, stand_in: StandIn) -> None:
+    """It comes to the tree as it is pinned, and so does what the overlay itself has under licenses/."""
+    options = prepared(tmp_path, f"{PLAIN}    assert not (out / 'pipeline.py').exists()\n{ENOUGH}")
+    own = {"pipeline.py": "import os", "licenses/acme/terms.txt": "strict"}
+    for name, text in own.items():
+        (tmp_path / "hub/acme/overlay" / commit("b") / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub/acme/overlay" / commit("b") / name).write_text(text)
+    made = tree_of(options)
+    assert {name: made[name].decode() for name in own} == own
+    assert len(stand_in.jobs) == 1
+
+
+def test_names_of_one_file_are_taken_once(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links, hard or not, to its own file or to an input: one inode of weights, hashed once; and the same once more."""
+    import overlay.materialization.scripted.output as taking
+
+    hashed = []
+    digest = taking.file_digest
+    monkeypatch.setattr(taking, "file_digest", lambda path, kind: hashed.append(path) or digest(path, kind))
+    body = (
+        "    import os\n"
+        "    (out / 'unet').mkdir()\n"
+        "    data = (source / 'unet/w.safetensors').read_bytes()\n"
+        "    (out / 'unet/a.safetensors').write_bytes(data[:-1] + b'!')\n"
+        "    for n in range(5):\n"
+        "        (out / f'unet/l{n}.safetensors').symlink_to('a.safetensors')\n"
+        "        os.link(out / 'unet/a.safetensors', out / f'unet/h{n}.safetensors')\n"
+        "        (out / f'unet/i{n}.safetensors').symlink_to(source / 'unet/w.safetensors')\n"
+    )
+    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
+    assert done.path is not None
+    made, given = ({path.stat().st_ino for path in done.path.glob(f"unet/{name}*")} for name in ("[alh]", "i"))
+    assert (len(made), len(given), len([*done.path.glob("unet/*.safetensors")])) == (1, 1, 16)
+    assert done.counters == Counters(read=16, written=32)  # what the script wrote, and a copy of the input
+    assert len([path for path in hashed if path.suffix == ".safetensors"]) == 1
+    assert verify(done.path, level="full").ok
+    again(tmp_path, scripted_options(tmp_path, PLAIN + body))
+    assert len(stand_in.jobs) == 1
+
+
+def test_small_files_under_many_names_are_bounded(tmp_path: Path, stand_in: StandIn) -> None:
+    """Each is a file of its own in the tree, so their sum is held against the limit on disk before any is kept."""
+    body = (
+        "    (out / 'big.txt').write_bytes(b'x' * 2**20)\n"
+        "    for n in range(80):\n"
+        "        (out / f'l{n}.txt').symlink_to('big.txt')\n"
+    )
+    options = prepared(tmp_path, PLAIN + ENOUGH + body, limits=", limits: {disk: 64MiB}")
+    with pytest.raises(BrokenInput, match=r"second names of small files, of 83.9 MB") as caught:
+        materialize(MODEL, options)
+    assert caught.value.code == "script-output"
+    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*")]
+    assert len(stand_in.jobs) == 1
+
+
+def test_a_wheel_in_the_cache_is_hashed_again(tmp_path: Path, stand_in: StandIn) -> None:
+    """One whose bytes are others by now is brought anew, and never imported."""
+    name = "helper-1-py3-none-any.whl"
+    (tmp_path / "hub/wheels").mkdir(parents=True)
+    (tmp_path / "hub/wheels" / name).write_bytes(b"good")
+    wheel = hashlib.sha256(b"good").hexdigest()
+    needs = f"needs: [{{wheel: {name}, sha256: {wheel}}}]"
+    for turn in ("1", "2"):
+        script = f"{PLAIN}{ENOUGH}    (out / 'turn.txt').write_text('{turn}')\n"
+        shutil.rmtree(tmp_path / "hub/acme", ignore_errors=True)
+        seen = f"{script}    wheel = next(Path(overlay_dir).parent.glob('wheels/*')).read_bytes()\n"
+        seen += f"    Path({str(tmp_path)!r}, 'seen').write_bytes(wheel)\n"
+        materialize(MODEL, prepared(tmp_path, seen, needs=needs))
+        assert (tmp_path / "seen").read_bytes() == b"good"
+        [place] = [path for path in tmp_path.glob("root/.overlay/objects/*/*/*") if path.read_bytes() == b"good"]
+        place.chmod(0o644)
+        place.write_bytes(b"evil")
+    assert len(stand_in.jobs) == 2
 
 
 def test_links_and_copies_of_inputs_are_carried(tmp_path: Path, stand_in: StandIn) -> None:
@@ -531,7 +710,9 @@ def test_a_lock_holds_inputs_and_output(tmp_path: Path, stand_in: StandIn, monke
     """Locked with its output, the same build passes; a script that gives other bytes is refused, and runs again."""
     from overlay.cli._main import run
 
-    options = prepared(tmp_path, PLAIN + "    import os\n" + ENOUGH + "    (out / 'n').write_text(os.environ['N'])\n")
+    options = prepared(
+        tmp_path, PLAIN + "    import os\n" + ENOUGH + "    (out / 'n.txt').write_text(os.environ['N'])\n"
+    )
     monkeypatch.setenv("N", "1")
     done = materialize(MODEL, options)
     flags = ["--registry", str(options.registry), "--cache-root", str(options.cache_root), "--hub", str(options.hub)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,14 @@ from overlay.errors import BrokenInput, OverlayError
 from overlay.fingerprint import file_digest
 from overlay.formats.files import safe_path
 from overlay.formats.header import read_header
+from overlay.formats.local import open_file
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
-from overlay.formats.wording import some
+from overlay.formats.tree_files import MAGIC_LENGTH, why_no_data, why_not_by_name
+from overlay.formats.wording import format_bytes, some
 from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from overlay.cache import Cache
@@ -35,71 +36,105 @@ _MOST_HASHED = 8
 _OURS = (MARKER_NAME, RECORD_NAME)
 """Written once the tree is known, whatever a script says of it."""
 
+_IN_OURS = tuple(f"{name}/" for name in _OURS)
 
-def check_output(files: Iterable[LeftFile], stage: Stage, where: str) -> None:
-    """Refuse what no server would load: no model index, a component that is none, weights that are none.
+
+def check_output(files: Sequence[LeftFile], stage: Stage, where: str) -> None:
+    """Refuse what is no file of a model, and what no server would load.
+
+    That is: files of a kind that is not known to hold data alone, files that are not what their name says, no model
+    index, a component that is none, weights that are none.
 
     Raises:
         BrokenInput: It is that.
     """
+    for file in files:
+        _check_file(file, stage, where)
     if why := sglang.why_incomplete(stage.output, sglang.release_of(None), by_path=True):
-        raise _bad(where, f"left a tree that no server loads: {some(why)}")
+        raise _bad(where, f"left a tree that no server loads: {some(why)}", ".")
+
+
+def _check_file(file: LeftFile, stage: Stage, where: str) -> None:
+    path = file.path
+    if path in _OURS:
+        return
     try:
-        for file in files:
-            safe_path(file.path, "output")
-            if file.path.endswith(".safetensors"):
-                read_header(stage.output / file.path)
+        safe_path(path, "output")
+        if (
+            why := "a folder in the place of a file of ours" if path.startswith(_IN_OURS) else why_not_by_name(path)
+        ) is not None:
+            raise _bad(where, f"left {path}: {why}", path)
+        if path.lower().endswith(".safetensors"):
+            read_header(stage.output / path)
+            return
+        with open_file(stage.output / path) as (descriptor, _):
+            if (why := why_no_data(os.pread(descriptor, MAGIC_LENGTH, 0))) is not None:
+                raise _bad(where, f"left {path}, which is {why}", path)
     except OverlayError as error:
-        raise _bad(where, f"left a file that is not what its name says: {error.message}") from error
+        if error.code == "script-output":
+            raise
+        found = error.message.replace(f"{stage.output}/", "")
+        raise _bad(where, f"left a file that is not what its name says: {found}", path) from error
 
 
-def take_output(files: Iterable[LeftFile], stage: Stage, cache: Cache, phase: Phase) -> tuple[OutputFile, ...]:
-    """Hash every file and move it into the objects; files that are inputs, linked or copied, are carried instead.
+def take_output(
+    files: Sequence[LeftFile], stage: Stage, cache: Cache, phase: Phase, *, most: int, where: str
+) -> tuple[OutputFile, ...]:
+    """Hash every file once and move it into the objects; what is an input, linked or copied, is carried instead.
+
+    A second name of weights costs nothing. That of a small file is a file of its own in the tree, because servers
+    rewrite such files in place.
+
+    Args:
+        most: Bytes that such second names may take.
 
     Raises:
+        BrokenInput: They take more.
         CannotWrite: The filesystem refused.
     """
     taken = list(_taken(files, stage))
-    own = [(path, place) for path, place, source in taken if source is None]
-    with phase("hash", sum(place.stat().st_size for _, place in own)) as update:
+    own = {place: place.stat().st_size for _, place, source in taken if source is None}
+    with phase("hash", sum(own.values())) as update:
         digests = dict(_digests(own, update))
     by_digest = {item.digest: item for item in stage.real.values()}
+    seen: set[str] = set()
+    new: dict[str, Path] = {}
     first: dict[str, str] = {}
+    repeated = 0
     outputs: list[OutputFile] = []
     for path, place, link in taken:
-        source = link or by_digest.get(digests[path])
+        source = link or by_digest.get(digests[place])
+        digest, size = (source.digest, source.size) if source else (digests[place], own[place])
+        if is_small(path, size):
+            repeated += size if digest in seen else 0
+        elif digest in first:
+            outputs.append(AliasFile(path, first[digest]))
+            continue
+        else:
+            first[digest] = path
+        seen.add(digest)
         if source is not None:
             outputs.append(CarriedFile(path, source))
             continue
-        size, digest = place.stat().st_size, digests[path]
-        if digest in first and not is_small(path, size):
-            outputs.append(AliasFile(path, first[digest]))
-        else:
-            first.setdefault(digest, path)
-            cache.adopt_file(place, digest)
-            outputs.append(ScriptedFile(path, digest, size, is_new=True))
+        new.setdefault(digest, place)
+        outputs.append(ScriptedFile(path, digest, size, is_new=True))
+    if repeated > most:
+        raise _bad(where, f"left second names of small files, of {format_bytes(repeated)} altogether", ".")
+    for digest, place in new.items():
+        cache.adopt_file(_owned(place, stage), digest)
     return tuple(outputs)
 
 
-def _taken(files: Iterable[LeftFile], stage: Stage) -> Iterator[tuple[str, Path, Input | None]]:
-    """Path, place, and the input that it is a link to; every other file is a plain one of our own by then."""
-    links, inodes = [], {_inode(path): item for path, item in stage.real.items()}
+def _taken(files: Sequence[LeftFile], stage: Stage) -> Iterator[tuple[str, Path, Input | None]]:
+    """Path, the file that lies there or is linked to, and the input that this is; one file has one place."""
+    inputs = {_inode(path): item for path, item in stage.real.items()}
+    places: dict[tuple[int, int], Path] = {}
     for file in files:
-        place = stage.output / file.path
         if file.path in _OURS:
             continue
-        if file.target is None and (source := inodes.get(_inode(place))) is not None:  # a hardlink: never chmodded
-            yield file.path, place, source
-        elif file.target is None:
-            yield file.path, _owned(place, stage), None
-        elif (source := stage.real.get(file.target)) is not None:
-            yield file.path, place, source
-        else:  # to a file of the overlay, or of the output itself
-            links.append((file.path, place, file.target))
-    for path, place, target in links:
-        place.unlink()
-        shutil.copyfile(target, place)
-        yield path, _owned(place, stage), None
+        place = file.target or stage.output / file.path  # a target may be in the overlay, or in the output itself
+        inode = _inode(place)
+        yield file.path, places.setdefault(inode, place), inputs.get(inode)
 
 
 def _inode(path: Path) -> tuple[int, int]:
@@ -107,22 +142,22 @@ def _inode(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _digests(files: list[tuple[str, Path]], update: Callable[[int], None]) -> Iterator[tuple[str, str]]:
-    def digest(place: Path) -> str:
+def _digests(places: Iterable[Path], update: Callable[[int], None]) -> Iterator[tuple[Path, str]]:
+    def digest(place: Path) -> tuple[Path, str]:
         found = file_digest(place, "sha256")
         update(place.stat().st_size)
-        return found
+        return place, found
 
     with ThreadPoolExecutor(min(_MOST_HASHED, len(os.sched_getaffinity(0)))) as pool:
-        yield from zip([path for path, _ in files], pool.map(digest, [place for _, place in files]), strict=True)
+        yield from pool.map(digest, places)
 
 
-def _bad(where: str, found: str) -> BrokenInput:
+def _bad(script: str, found: str, path: str) -> BrokenInput:
     return BrokenInput(
-        f"{where}: {found}",
+        f"{script}: {found}",
         code="script-output",
-        hint="pin an overlay and a source that belong together; nothing was published",
-        where=where,
+        hint="this script may not be used as it is; nothing was published",
+        where=path,
         found=found,
     )
 

@@ -6,18 +6,17 @@ staging, and a second one with the same inputs runs nothing.
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from overlay.cache.tensors import TensorDigests
 from overlay.errors import BrokenInput, Untrusted
-from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.formats.wording import format_bytes
 from overlay.hub import check_digests
 from overlay.materialization.inputs import fetch_files, file_identity, input_changed
 from overlay.materialization.scripted.output import check_output, take_output
+from overlay.materialization.scripted.sandboxed import run_script
 from overlay.materialization.scripted.stage import bring_wheels, stage
 from overlay.materialization.survey import Counters, downloading_counters, require_room_for_downloads, survey
 from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
@@ -30,13 +29,11 @@ if TYPE_CHECKING:
     from overlay.cache import Cache
     from overlay.materialization.inputs import Inputs
     from overlay.materialization.job import Job
-    from overlay.materialization.scripted.stage import Stage
     from overlay.materialization.survey import Work
     from overlay.planning.outputs import Input, OutputFile
     from overlay.planning.plan import Plan
     from overlay.planning.scripted import Script
     from overlay.registry import Resolution
-    from overlay.sandbox import Ran, Sandbox
 
 __all__ = ["ScriptRun", "known_plan", "require_trusted", "script_notes", "settled_by_script"]
 
@@ -131,8 +128,7 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
     where = f"{script.overlay_name}/{script.path}"
     with cache.staging() as folder:
         made = stage(folder, script, inputs, wheels, cache)
-        with job.phase("script", 0):
-            ran = _run(made, script, sandbox)
+        ran = run_script(made, script, sandbox, job.phase)
         _require_unchanged(work.plan, inputs, seen, job)
         check_output(ran.files, made, where)
         left = take_output(ran.files, made, cache, job.phase, most=script.limits.disk or 0, where=where)
@@ -157,39 +153,6 @@ def script_notes(plan: Plan) -> tuple[str, ...]:
     most, sandbox = format_bytes(script.limits.disk or 0), require_sandbox().name
     runs = f"runs {script.path} of the overlay (sha256 {script.sha256}) in {sandbox}{wheels}"
     return (f"{runs}: what it writes is known then, at most {most}",)
-
-
-def _run(made: Stage, script: Script, sandbox: Sandbox) -> Ran:
-    from overlay.sandbox import Job as SandboxJob
-    from overlay.sandbox import Limits, run
-
-    limits = script.limits
-    job = SandboxJob(
-        script=script.code,
-        overlay_dir=made.overlay,
-        source_dir=made.source,
-        output_dir=made.output,
-        manifest=json.loads(script.overlay[MANIFEST_PATH]),
-        readable=made.readable,
-        python_path=made.python_path,
-        environ=made.environ,
-        limits=Limits(limits.seconds or 0, limits.memory or 0, limits.processes or 0, limits.disk or 0),
-    )
-    try:
-        return run(job, lambda _text: None, sandbox=sandbox)
-    except BrokenInput as error:
-        raise _named(error, made, script) from error
-
-
-def _named(error: BrokenInput, made: Stage, script: Script) -> BrokenInput:
-    """The same error in words that last longer than the folders of the run."""
-
-    def lasting(text: str) -> str:
-        return text.replace(str(made.overlay), script.overlay_name).replace(f"{made.root}/", "")
-
-    hint = f"--json shows what it printed; {error.hint}" if "output" in error.data else error.hint
-    data = {key: lasting(value) if isinstance(value, str) else value for key, value in error.data.items()}
-    return BrokenInput(lasting(error.message), code=error.code, hint=hint, **data)
 
 
 def _check(plan: Plan, inputs: Inputs, job: Job) -> dict[str, tuple[int, ...]]:

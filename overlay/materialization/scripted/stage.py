@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.cache import SMALL_FILE, writing
+from overlay.fingerprint import file_digest
 from overlay.hub.trees import TreeFile, write_tree
 from overlay.hub.wheels import read_wheel
 from overlay.planning.outputs import CarriedFile, GeneratedFile
@@ -91,7 +92,7 @@ class Stage:
 
 
 def bring_wheels(script: Script, cache: Cache, options: Options) -> dict[str, Path]:
-    """Each wheel as an object of the cache, by name; one that is there is not asked for again.
+    """Each wheel as an object of the cache, by name; one that is there, and is still itself, is not asked for again.
 
     Raises:
         OverlayError: As ``read_wheel``.
@@ -99,13 +100,16 @@ def bring_wheels(script: Script, cache: Cache, options: Options) -> dict[str, Pa
     """
     found = {}
     for wheel in script.wheels:
-        place = cache.object_path(f"sha256:{wheel.sha256}")
+        digest = f"sha256:{wheel.sha256}"
+        place = cache.object_path(digest)
+        if place.is_file() and file_digest(place, "sha256") != digest:
+            cache.drop_object(digest)
         if not place.is_file():
             data = read_wheel(wheel, hub=options.hub, offline=options.offline)
             with cache.staging() as folder:
                 with writing(cache.root, f"write {wheel.name}"):
                     (folder / wheel.name).write_bytes(data)
-                place = cache.adopt_file(folder / wheel.name, f"sha256:{wheel.sha256}")
+                place = cache.adopt_file(folder / wheel.name, digest)
         found[wheel.name] = place
     return found
 
