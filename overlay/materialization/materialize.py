@@ -195,8 +195,15 @@ def materialize(
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
     if state := present_state(resolution, registry, options):
-        seconds = time.monotonic() - started
-        return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds)
+        return Materialization(
+            resolution.model,
+            state.tree,
+            state.location,
+            "present",
+            Counters(),
+            time.monotonic() - started,
+            resolution.moved,
+        )
     in_force = lock_in_force(resolution)
     require_trusted(resolution, allowed=options.allow_script)
     cache = open_cache(options, create=True)

@@ -84,9 +84,11 @@ def test_without_a_folder_nothing_leads_to_it(folder: Path, document: Document) 
 def test_a_refusal_is_a_failed_check(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 1, the file and the tensor, as data too."""
     flip(folder / SHARD, -1)
-    assert run(["adopt", MODEL, "--json"]) == 1
+    root = folder.parents[1]
+    assert run(["adopt", MODEL, "--cache-root", str(root), "--json"]) == 1
     error = json.loads(capsys.readouterr().out)["error"]
     assert error["code"] == "file-differs"
+    assert error["hint"].endswith(f"move it away, then build the model: overlay prewarm {MODEL} --cache-root {root}")
     assert error["data"]["where"] == str(folder / SHARD)
     [tensor] = error["data"]["tensors"]
     assert tensor in error["message"]

@@ -51,6 +51,27 @@ def test_a_found_registry_takes_a_word(
     assert not (work / "registry.lock").exists()
 
 
+@pytest.mark.parametrize("command", [("path",), ("env",), ("verify",), ("resolve",)])
+def test_what_brings_it_here_can_be_run(
+    work: Path, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    """The command has the word where the registry was found, and only there; without a pinned script there is none."""
+    server = ("--for", "sglang") if command == ("env",) else ()
+
+    def hint(*flags: str) -> str:
+        if command == ("resolve",):
+            return str(document("resolve", "resolve", MODEL, *flags)["next"])
+        return str(document("error", *command, MODEL, *server, *flags, status=3)["error"]["hint"])
+
+    flags = " ".join(["", *server])
+    assert hint() == f"overlay prewarm {MODEL} --allow-script{flags}"
+    named = str(work / "registry.yaml")
+    assert hint("--registry", named) == f"overlay prewarm {MODEL}{flags} --registry {named}"
+    scripted_options(work, None)
+    assert hint() == f"overlay check {MODEL}"
+    assert run(["prewarm", MODEL, "--allow-script"]) == 7
+
+
 def test_the_digest_to_pin_is_told(
     work: Path, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
