@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from overlay.consumers.sglang.fingerprint import extra_files
 from overlay.errors import NotHere
 from overlay.formats.overlay_repo import is_metadata
 from overlay.formats.wording import some
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from overlay.consumers.sglang.asked import Asked
     from overlay.hub import HubRepo
 
-__all__ = ["Part", "overlay_part", "source_part"]
+__all__ = ["Part", "extra_in_snapshot", "overlay_part", "source_part"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,16 @@ class Part:
 
 def overlay_part(overlay: HubRepo, asked: Asked) -> Part:
     """What is asked of the overlay: the files that a server fetches."""
-    return Part(overlay, tuple(path for path in overlay.paths() if is_metadata(path)), asked.overlay)
+    return Part(overlay, _fetched(overlay), asked.overlay)
+
+
+def extra_in_snapshot(overlay: HubRepo) -> tuple[str, ...]:
+    """What lies in the overlay's snapshot beside what a server fetches, and has it look for another directory."""
+    return extra_files(overlay.in_snapshot(), _fetched(overlay))
+
+
+def _fetched(overlay: HubRepo) -> tuple[str, ...]:
+    return tuple(path for path in overlay.paths() if is_metadata(path))
 
 
 def source_part(source: HubRepo, asked: Asked) -> Part:

@@ -234,11 +234,9 @@ class HubRepo:
             if file.sha256 and (header := known.get(file.sha256)) is not None:
                 self._headers.setdefault(path, header)
 
-    def extras(self) -> tuple[str, ...]:
-        """Files in the snapshot's folder that do not count here: another program may have fetched more."""
-        if not self.snapshot.is_dir():
-            return ()
-        return tuple(path for path in Folder(self.snapshot).paths() if path not in self._tree)
+    def in_snapshot(self) -> tuple[str, ...]:
+        """Every file in the snapshot's folder, sorted: others may have fetched more, or put something there."""
+        return tuple(Folder(self.snapshot).paths()) if self.snapshot.is_dir() else ()
 
     def _of_other_commit(self, path: str) -> Path | None:
         """The blob that another commit with the same file brought: the client would link it here, and fetch nothing."""

@@ -14,13 +14,13 @@ from overlay.hub.hub_cache import storage_folder
 from overlay.hub.trees import read_cached_tree
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from overlay.hub.hub_repo import HubRepo
     from overlay.hub.repo import Progress
 
-__all__ = ["Branch", "complete_snapshot", "not_in_snapshot", "require_listing"]
+__all__ = ["Branch", "complete_snapshot", "not_in_snapshot", "require_listing", "require_unchanged"]
 
 _LONGEST = 200
 """Characters that are read of what a branch says; a commit has 40."""
@@ -102,6 +102,25 @@ def complete_snapshot(repo: HubRepo, paths: Sequence[str], progress: Progress | 
     for path in not_in_snapshot(repo, paths):
         repo.link_known(path)
     repo.fetch(paths, progress)
+
+
+def require_unchanged(repo: HubRepo, paths: Iterable[str]) -> None:
+    """Hold small files that are here against the commit's digests; a changed one is fetched once more, if it can be.
+
+    Raises:
+        NotHere: One is changed, and there is no connection (``damaged-in-hub-cache``).
+        OverlayError: As :meth:`HubRepo.read_bytes`.
+    """
+    for path in paths:
+        if _is_there(repo, path):
+            repo.read_bytes(path)
+
+
+def _is_there(repo: HubRepo, path: str) -> bool:
+    try:
+        return repo.local(path) is not None
+    except NotHere:  # with another size
+        return True
 
 
 def require_listing(repo: HubRepo) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
+from overlay.consumers.staged import extra_in_snapshot
 from overlay.hub import HubRepo
 from overlay.registry import LOCAL
 
@@ -36,7 +37,7 @@ def fingerprint_notes(entry: Entry, overlay: Repo, identity: Identity) -> tuple[
             f"the files of {entry.overlay} have the fingerprint {identity.overlay_fingerprint[:16]}, the registry says "
             f"{str(entry.overlay_fingerprint)[:16]}: a server with the published overlay looks in another directory"
         )
-    if isinstance(overlay, HubRepo) and (extras := sglang.extra_files(overlay.extras())):
+    if isinstance(overlay, HubRepo) and (extras := extra_in_snapshot(overlay)):
         notes.append(
             f"{overlay.snapshot} holds more than a server fetches ({', '.join(extras)}):"
             " a server that finds them there will look in another directory"

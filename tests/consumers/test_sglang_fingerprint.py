@@ -120,7 +120,14 @@ def test_what_a_server_never_downloads_changes_the_fingerprint(tmp_path: Path) -
     root = write(tmp_path, {**SYNTHETIC, **extras, **weights})
 
     assert sglang.overlay_fingerprint(root) != SYNTHETIC_FINGERPRINT
-    assert sglang.extra_files([*SYNTHETIC, *extras, *weights]) == tuple(extras)
+    assert sglang.extra_files([*SYNTHETIC, *extras, *weights], SYNTHETIC) == tuple(extras)
+
+
+def test_a_file_that_is_not_of_the_commit_changes_the_fingerprint(tmp_path: Path) -> None:
+    """Also one of a kind that the server does fetch, where the commit has it."""
+    root = write(tmp_path, {**SYNTHETIC, "notes.py": b"", "z/todo.md": b"x"})
+    assert sglang.overlay_fingerprint(root) != SYNTHETIC_FINGERPRINT
+    assert sglang.extra_files([*SYNTHETIC, "notes.py", "z/todo.md"], SYNTHETIC) == ("notes.py", "z/todo.md")
 
 
 def test_file_links_are_followed_and_folder_links_are_not(tmp_path: Path) -> None:

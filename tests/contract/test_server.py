@@ -21,6 +21,7 @@ from overlay.contract.subject import Subject
 from overlay.errors import NotHere
 from overlay.fingerprint import DigestMemo
 from overlay.hub import open_repo, take_inventory
+from overlay.hub.lock_repo import LockRepo
 from overlay.hub.serving import Branch
 from overlay.planning.location import overlay_identity
 from overlay.registry import load_registry, resolve
@@ -238,6 +239,55 @@ def test_a_snapshot_that_holds_more(served: Callable[[], Subject]) -> None:
     [finding] = [item for item in findings_of(served()) if item.code == "snapshot-extras"]
     assert finding.severities == {"overlay": "note", "sglang": "error"}
     assert finding.data["files"] == [".gitattributes"]
+
+
+@pytest.mark.parametrize("name", ["notes.py", "todo.md", "deep/more.json"])
+def test_a_snapshot_that_holds_a_file_that_is_not_of_the_commit(served: Callable[[], Subject], name: str) -> None:
+    """A server hashes whatever lies there, also of the kinds that it fetches."""
+    overlay: Any = served().inventory.overlay
+    overlay.fetch(overlay.paths(), None)
+    (overlay.snapshot / name).parent.mkdir(exist_ok=True)
+    (overlay.snapshot / name).write_text("x")
+    [finding] = [item for item in findings_of(served()) if item.code == "snapshot-extras"]
+    assert finding.data["files"] == [name]
+
+
+class Locked(LockRepo):
+    """An overlay as a lock knows it: its small files, and nothing of this host."""
+
+    def __init__(self, repo: Any) -> None:
+        self.repo, self.revision, self.name = repo.repo, repo.revision, repo.name
+        self.files = {path: repo.read_bytes(path) for path in repo.paths()}
+
+    def paths(self) -> list[str]:
+        return list(self.files)
+
+    def read_bytes(self, path: str, _most: int = 0) -> bytes:
+        return self.files[path]
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_changed_file_of_the_overlay_is_not_believed(served: Callable[[], Subject], *, locked: bool) -> None:
+    """It has the size of the listing and is another file: fetched again, also where a lock knows what it should be."""
+    subject = served()
+    overlay: Any = subject.inventory.overlay
+    inventory = replace(subject.inventory, overlay=Locked(overlay))
+    blob = (overlay.snapshot / "model_index.json").resolve()
+    pristine = blob.read_bytes()
+    blob.write_bytes(pristine[:-1] + b" ")
+    list(
+        check_server(
+            Subject(inventory) if locked else served(),
+            parse_server(NEWEST),
+            NOTHING,
+            lambda _: served().inventory.overlay,
+        )
+    )
+    assert blob.read_bytes() == pristine
+    if locked:
+        (overlay.snapshot / "notes.py").touch()
+        found = check_server(Subject(inventory), parse_server(NEWEST), NOTHING, lambda _: served().inventory.overlay)
+        assert "snapshot-extras" in codes(list(found))
 
 
 def test_what_is_asked_for_before_is_not_there(served: Callable[[], Subject]) -> None:

@@ -182,11 +182,12 @@ def test_h29_what_a_vanished_commit_lacks_is_gone_for_good(world: World, *, list
 
 def test_files_beyond_the_patterns_are_noticed(world: World) -> None:
     """A snapshot that another program fetched whole holds files that change a server's fingerprint."""
-    assert world.open(only=METADATA_PATTERNS).extras() == ()
+    assert world.open(only=METADATA_PATTERNS).in_snapshot() == ()
 
     world.fill()
 
-    assert sorted(world.open(only=METADATA_PATTERNS).extras()) == [ONE, TWO]
+    repo = world.open(only=METADATA_PATTERNS)
+    assert sorted({*repo.in_snapshot()} - {*repo.paths()}) == [ONE, TWO]
 
 
 def test_neither_importing_nor_reading_the_cache_loads_the_network_stack(world: World) -> None:

@@ -462,13 +462,27 @@ def test_beside_another_client_both_get_a_whole_snapshot(own: Served) -> None:
 
 
 def test_more_overlay_files_than_a_server_fetches_are_refused(world: Served) -> None:
-    """They would enter its fingerprint, and it would look elsewhere."""
-    extra = world.storage(OVERLAY_REPO) / f"snapshots/{world.hub.overlay}/.gitattributes"
-    extra.write_text("*.bin filter=lfs")
-    with pytest.raises(CheckFailed, match="gitattributes") as caught:
-        materialize_by_name(VDN, world.options())
-    assert caught.value.code == "snapshot-extras"
+    """They would enter its fingerprint, and it would look elsewhere: also notes of a kind that it does fetch."""
+    for name in (".gitattributes", "notes.py"):
+        extra = world.storage(OVERLAY_REPO) / f"snapshots/{world.hub.overlay}/{name}"
+        extra.write_text("*.bin filter=lfs")
+        with pytest.raises(CheckFailed, match=name) as caught:
+            materialize_by_name(VDN, world.options())
+        assert caught.value.code == "snapshot-extras"
+        extra.unlink()
     assert not world.main(VDN).exists()
+
+
+def test_a_changed_file_of_the_overlay_is_brought_again_or_refused(world: Served) -> None:
+    """It has its size still, and moves the key of a server: without a connection it is named."""
+    file = world.storage(OVERLAY_REPO) / f"snapshots/{world.hub.overlay}/model_index.json"
+    pristine = file.read_bytes()
+    file.resolve().write_bytes(pristine[:-1] + b" ")
+    with pytest.raises(NotHere, match=r"model_index\.json.*not the file of this commit") as caught:
+        materialize_by_name(VDN, replace(world.options(), offline=True))
+    assert caught.value.code == "damaged-in-hub-cache"
+    materialize_by_name(VDN, world.options())
+    assert file.read_bytes() == pristine
 
 
 def test_a_required_file_that_no_pattern_brings_is_refused(own: Served) -> None:

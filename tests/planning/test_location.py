@@ -90,14 +90,15 @@ def test_of_an_overlay_folder_everything_counts_that_the_server_walks(tmp_path: 
         ("same", ("unet/one.safetensors",), []),
         ("other", (), ["have the fingerprint"]),
         (None, (".gitattributes", "unet/one.safetensors"), ["holds more than a server fetches (.gitattributes):"]),
+        (None, ("notes.py",), ["holds more than a server fetches (notes.py):"]),
     ],
-    ids=["unknown", "weights do not count", "other files", "more files"],
+    ids=["unknown", "weights do not count", "other files", "more files", "notes"],
 )
 def test_why_a_server_may_look_elsewhere_is_noted(known: str | None, extras: Any, notes: list[str]) -> None:
     """Files that differ from the registry's, or that only a snapshot fetched whole has, change a server's directory."""
     fingerprint = sglang.overlay_fingerprint(FILES.items())
     overlay = object.__new__(HubRepo)
-    overlay.__dict__.update(snapshot="/hub/snapshot", extras=lambda: extras)
+    overlay.__dict__.update(snapshot="/hub/snapshot", in_snapshot=lambda: (*FILES, *extras), paths=lambda: [*FILES])
     known_by = {"same": fingerprint, "other": "0" * 64}.get(known or "")
     identity: Any = SimpleNamespace(overlay_fingerprint=fingerprint)
 

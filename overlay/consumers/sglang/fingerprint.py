@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput
 from overlay.formats.local import explain_os_error
-from overlay.formats.overlay_repo import is_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 __all__ = ["enters_fingerprint", "extra_files", "overlay_fingerprint"]
 
@@ -26,13 +25,17 @@ def enters_fingerprint(path: str) -> bool:
     return not generated and not name.endswith(_WEIGHT_SUFFIXES)
 
 
-def extra_files(paths: Iterable[str]) -> tuple[str, ...]:
-    """Files that would be hashed but that the server itself never downloads, sorted.
+def extra_files(there: Iterable[str], fetched: Collection[str]) -> tuple[str, ...]:
+    """Files of a snapshot that are hashed but that the server itself never downloads, sorted.
 
-    A snapshot that was once fetched whole holds such files (``.gitattributes``, LICENSE, pictures), and a server on the
-    same Hub cache then looks for another directory than a fresh one.
+    One that was once fetched whole holds such files (``.gitattributes``, LICENSE, pictures), and so does one where
+    somebody left notes; a server on the same Hub cache then looks for another directory than a fresh one.
+
+    Args:
+        there: Every file of the snapshot's folder.
+        fetched: Those of the commit that the server downloads.
     """
-    return tuple(sorted(path for path in paths if enters_fingerprint(path) and not is_metadata(path)))
+    return tuple(sorted(path for path in there if enters_fingerprint(path) and path not in fetched))
 
 
 def overlay_fingerprint(overlay: Path | Iterable[tuple[str, bytes]]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.consumers.sglang.asked import asked_of
+from overlay.consumers.staged import extra_in_snapshot
 from overlay.contract.checks.layout import check_layout
 from overlay.contract.checks.location import differences
 from overlay.contract.checks.look import Look, prewarm_fix
@@ -15,8 +17,10 @@ from overlay.contract.finding import found
 from overlay.contract.reading import named, unless_broken
 from overlay.errors import NotHere, OverlayError, Refused
 from overlay.formats.manifest import read_manifest
+from overlay.formats.overlay_repo import is_metadata
 from overlay.hub import HubRepo
-from overlay.hub.serving import Branch
+from overlay.hub.lock_repo import LockRepo
+from overlay.hub.serving import Branch, require_unchanged
 from overlay.planning.location import overlay_identity
 from overlay.registry import COMMIT, LOCAL, Pin, ServerSpec
 
@@ -64,7 +68,7 @@ def check_server(
         looks_elsewhere = list(_looks_elsewhere(entry, look, here))
         yield from looks_elsewhere
         is_ours = not looks_elsewhere
-    of_host = [*_not_warmed(subject, look, warmed), *_branches(entry, look), *_extras(entry, overlay)]
+    of_host = [*_not_warmed(subject, look, warmed), *_branches(entry, look), *_extras(entry, overlay, open_other)]
     if is_ours and not of_host:
         of_host += check_staged(subject, look, warmed, open_other)
     yield from of_host
@@ -206,9 +210,18 @@ def _branches(entry: Entry, look: Look) -> Iterator[Finding]:
         )
 
 
-def _extras(entry: Entry, overlay: Repo) -> Iterator[Finding]:
-    """Somebody fetched the overlay whole: a server on the same Hub cache hashes more than it would fetch."""
-    if not isinstance(overlay, HubRepo) or not (extras := sglang.extra_files(overlay.extras())):
+def _extras(entry: Entry, overlay: Repo, open_other: Callable[[Pin], Repo]) -> Iterator[Finding]:
+    """The overlay's snapshot holds more than a server would fetch: one on the same Hub cache hashes that, too.
+
+    A file that was changed there raises ``damaged-in-hub-cache``, where it is not fetched again.
+    """
+    if isinstance(overlay, LockRepo) and entry.overlay is not None:  # which knows nothing of this host
+        with suppress(NotHere):
+            overlay = open_other(entry.overlay)
+    if not isinstance(overlay, HubRepo):
+        return
+    require_unchanged(overlay, filter(is_metadata, overlay.paths()))
+    if not (extras := extra_in_snapshot(overlay)):
         return
     yield found(
         "snapshot-extras",

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.consumers.sglang.asked import asked_of
-from overlay.consumers.staged import overlay_part, source_part
+from overlay.consumers.staged import extra_in_snapshot, overlay_part, source_part
 from overlay.errors import InvalidUsage, OverlayError
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import METADATA_PATTERNS
+from overlay.formats.wording import some
 from overlay.hub import HubRepo, open_repo
-from overlay.hub.serving import require_listing
+from overlay.hub.serving import require_listing, require_unchanged
 from overlay.materialization.request import open_cache, open_memo
 
 if TYPE_CHECKING:
@@ -50,13 +51,15 @@ def asking(resolution: Resolution, options: Options) -> Asking:
 
     Raises:
         InvalidUsage: ``floating-pin``.
-        NotHere: Offline, and a repo or its listing is not in the Hub's cache.
+        NotHere: Offline, and a repo or its listing is not in the Hub's cache, or the overlay is changed there.
         OverlayError: A repo or the manifest cannot be read.
     """
     entry = resolution.entry
     if entry.overlay is None or entry.server is None:
         raise ValueError(f"{entry.model} is looked up by no server")
     overlay = _opened(entry.overlay, options, METADATA_PATTERNS)
+    if isinstance(overlay, HubRepo):
+        require_unchanged(overlay, overlay.paths())
     manifest = read_manifest(overlay)
     asked = asked_of(entry.server, manifest)
     source = _opened(entry.source, options) if resolution.source_folder is None else None
@@ -69,12 +72,15 @@ def asking(resolution: Resolution, options: Options) -> Asking:
 
 
 def lacking(resolution: Resolution, options: Options) -> str:
-    """What a server without a connection misses in the Hub's cache, in words; empty where it finds everything."""
+    """What keeps a server without a connection from its directory, in words; empty where it finds everything."""
     try:
-        parts = asking(resolution, replace(options, offline=True)).parts
+        found = asking(resolution, replace(options, offline=True))
     except OverlayError as error:
         return error.message
-    return "; ".join(filter(None, (part.lacks() for part in parts)))
+    lacks = [part.lacks() for part in found.parts]
+    if found.overlay is not None and (extras := extra_in_snapshot(found.overlay.repo)):
+        lacks.append(f"{found.overlay.repo.snapshot} holds more than is fetched, which moves its key: {some(extras)}")
+    return "; ".join(filter(None, lacks))
 
 
 def _opened(pin: Pin, options: Options, only: Sequence[str] | None = None) -> Repo:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.consumers.server import version_text
+from overlay.consumers.staged import extra_in_snapshot
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage
 from overlay.formats.overlay_repo import MANIFEST_PATH
 from overlay.formats.wording import some
@@ -169,7 +170,7 @@ def require_no_extras(overlay: HubRepo, entry: Entry) -> None:
     Raises:
         CheckFailed: ``snapshot-extras``.
     """
-    if extras := sglang.extra_files(overlay.extras()):
+    if extras := extra_in_snapshot(overlay):
         raise CheckFailed(
             f"{overlay.snapshot}: holds more than a server fetches ({some(extras)}); one that finds them there looks in"
             " another directory, and builds by itself",

@@ -146,7 +146,7 @@ def _not_staged(resolution: Resolution, options: Options) -> Iterator[str]:
         yield f"whether {server} finds overlay and source in the Hub's cache was not looked at: {options.hub} stands in"
         return
     if lacks := lacking(resolution, options):
-        yield f"{server} will not start: it looks overlay and source up first, and without a connection; {lacks}"
+        yield f"{server} will not find it: it looks overlay and source up first, and without a connection; {lacks}"
 
 
 def _named(options: Options) -> Server:
