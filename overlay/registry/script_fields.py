@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
-from overlay.formats.wording import parse_size
+from overlay.formats.wording import format_bytes, parse_size
 from overlay.registry.entries import ScriptLimits
 from overlay.registry.fields import Fields, wrong
+
+if TYPE_CHECKING:
+    from pydantic_core import PydanticCustomError
 
 __all__ = ["LimitsFields", "PythonFields", "ScriptFields", "WheelFields"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHEEL = re.compile(r"[A-Za-z0-9_.]+-[0-9][A-Za-z0-9_.!+]*(-[0-9][A-Za-z0-9_.]*)?-(py2\.)?py3-none-any\.whl")
 _URL = re.compile(r"https://[^/@\s]+/\S*")
-_TIME = re.compile(r"([0-9]+) ?([smhd]?)")
+_TIME = re.compile(r"([0-9]{1,9}) ?([smhd]?)")
+_NUMBER = re.compile(r"[0-9]{1,9}")
+_LONGEST_TEXT = 80
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_MOST_PROCESSES = 2**22  # what Linux can number
+_LONGEST = 7 * 86400  # a script that runs for a week will not end
+_MOST_PROCESSES = 65_536
+_LEAST, _MOST = 64 * 10**6, 2**53  # bytes: the interpreter alone takes 10 MB; beyond that no disk of one host goes
 
 
 def _check_sha256(text: str) -> str:
@@ -44,23 +51,32 @@ def _check_url(url: str) -> str:
 
 
 def _size(text: object) -> int:
-    size = parse_size(str(text))
+    size = parse_size(str(text)[:_LONGEST_TEXT])
     if not size:
-        raise wrong("not-a-limit", f"{str(text)[:80]!r} is no size; expected bytes or a unit, as in 64GiB or 500MB")
+        raise _no_limit(text, "no size", "bytes or a unit, as in 64GiB or 500MB")
+    if not _LEAST <= size <= _MOST:
+        raise _no_limit(text, "no size for a script", f"{format_bytes(_LEAST)} to {format_bytes(_MOST)}")
     return size
 
 
 def _time(text: object) -> int:
     match = _TIME.fullmatch(str(text))
-    if not match or not int(match[1]):
-        raise wrong("not-a-limit", f"{str(text)[:80]!r} is no time; expected seconds or a unit, as in 90m or 4h")
-    return int(match[1]) * _SECONDS[match[2]]
+    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
+    if not seconds:
+        raise _no_limit(text, "no time", "seconds or a unit, as in 90m or 4h")
+    if seconds > _LONGEST:
+        raise _no_limit(text, "more than a script may take", "at most 7d")
+    return seconds
 
 
 def _number(text: object) -> int:
-    if not str(text).isdecimal() or not 0 < int(str(text)) <= _MOST_PROCESSES:
-        raise wrong("not-a-limit", f"{str(text)[:80]!r} is no number of processes; expected 1 to {_MOST_PROCESSES}")
+    if not _NUMBER.fullmatch(str(text)) or not 0 < int(str(text)) <= _MOST_PROCESSES:
+        raise _no_limit(text, "no number of processes", f"1 to {_MOST_PROCESSES}")
     return int(str(text))
+
+
+def _no_limit(text: object, what: str, expected: str) -> PydanticCustomError:
+    return wrong("not-a-limit", f"{str(text)[:_LONGEST_TEXT]!r} is {what}; expected {expected}")
 
 
 Sha256 = Annotated[str, AfterValidator(_check_sha256)]

@@ -60,6 +60,13 @@ def test_everything_comes_through(tmp_path: Path) -> None:
     assert recipe_json(entry) == {"name": "python", "script": S, "wheels": wheels}
 
 
+def test_the_widest_limits(tmp_path: Path) -> None:
+    """Both ends are taken."""
+    text = WHOLE.replace("time: 90m", "time: 7d").replace("processes: 500", "processes: 65536")
+    text = text.replace("memory: 64GiB", "memory: 64MB").replace("disk: 100 GB", "disk: 8192TiB")
+    assert entry_of(tmp_path, text).recipe.limits == ScriptLimits(7 * 86400, 64 * 10**6, 65_536, 2**53)
+
+
 def test_an_entry_may_pin_no_script(tmp_path: Path) -> None:
     """As those that ship with the program: it resolves, and is not built."""
     entry = entry_of(tmp_path, f"{HEAD}    recipe: {{name: python}}\n")
@@ -82,6 +89,15 @@ def test_an_entry_may_pin_no_script(tmp_path: Path) -> None:
         ("processes: 500", "processes: 0", "16:42", "not-a-limit"),
         ("processes: 500", "processes: 1.5", "16:42", "not-a-limit"),
         ("disk: 100 GB", "disk: -1", "16:58", "not-a-limit"),
+        ("time: 90m", "time: 8d", "16:16", "not-a-limit"),
+        ("time: 90m", f"time: {'9' * 5000}", "16:16", "not-a-limit"),
+        ("processes: 500", "processes: 65537", "16:42", "not-a-limit"),
+        ("processes: 500", f"processes: '{'9' * 5000}'", "16:42", "not-a-limit"),
+        ("processes: 500", "processes: '\u0665'", "16:42", "not-a-limit"),
+        ("memory: 64GiB", "memory: 1", "16:27", "not-a-limit"),
+        ("memory: 64GiB", "memory: 63MB", "16:27", "not-a-limit"),
+        ("disk: 100 GB", "disk: 99999999999GiB", "16:58", "not-a-limit"),
+        ("disk: 100 GB", f"disk: {'9' * 5000}", "16:58", "not-a-limit"),
         ("disk: 100 GB", "room: 1", "16:58", "unknown-key"),
         (f"wheel: {WHEEL}", "wheel: some_helper-1.2.0-cp311-cp311-linux_x86_64.whl", "10:9", "not-a-wheel"),
         (f"wheel: {WHEEL}", "wheel: ../x-1-py3-none-any.whl", "10:9", "not-a-wheel"),
