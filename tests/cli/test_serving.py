@@ -93,7 +93,9 @@ def test_a_dropped_source_is_found_missing(world: Served, document: Callable[...
         return {item["code"]: item for item in model["findings"]}
 
     def notes() -> list[str]:
-        return [note for note in document("env", "env", VDN, *server, "--by", "name")["notes"] if "not start" in note]
+        return [
+            note for note in document("env", "env", VDN, *server, "--by", "name")["notes"] if "will not find it" in note
+        ]
 
     assert run(["prewarm", VDN, *server, "--stage-source", "-q"]) == 0
     assert "in the Hub cache" in found()["server-finds"]["message"]
