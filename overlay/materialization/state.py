@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from overlay.consumers import sglang
-from overlay.errors import BrokenInput
+from overlay.errors import BrokenInput, OverlayError
 from overlay.fingerprint import DigestMemo
+from overlay.formats.local import read_small_file
+from overlay.formats.materialized import MARKER_NAME
+from overlay.formats.strict_json import parse_object
 from overlay.materialization.record import read_record
 from overlay.materialization.sealing import portable
 from overlay.materialization.verify import quick_problems
@@ -67,6 +70,8 @@ def find_state(resolution: Resolution, cache: Cache, rule: str, location: str | 
     worst: State | None = None
     for candidate in _candidates(cache, entry.model, name):
         state = _state_at(cache, candidate, resolution, rule)
+        if name is None and state.name == "present":
+            state = _of_this_key(state, entry)
         if state.name == "present":
             return state
         worst = worst or state
@@ -97,6 +102,29 @@ def _candidates(cache: Cache, model: str, name: str | None) -> Iterator[str]:
     except OSError:
         return
     yield from (found for found in names if found.startswith(label) and _KEYED.fullmatch(found[len(label) :]))
+
+
+def _of_this_key(state: State, entry: Entry) -> State:
+    """The state of a location that could be the model's: stale where its server was told other pins, or is another.
+
+    What only the overlay's files say, the marker does.
+    """
+    if state.location is None or entry.overlay is None:
+        return state
+    marker = state.location / MARKER_NAME
+    try:
+        said = parse_object(read_small_file(marker), str(marker))
+    except OverlayError as error:
+        return replace(state, name="damaged", why=error.message)
+    wanted = sglang.location_name(
+        entry,
+        str(said.get("overlay_fingerprint")),
+        str(said.get("materializer_version")),
+        manifest_source_revision=said.get("source_revision"),
+    )
+    if wanted == state.location.name:
+        return state
+    return replace(state, name="stale", why=f"{state.location} is where a server looks that was told other pins")
 
 
 def _state_at(  # noqa: PLR0911 - one return for each state

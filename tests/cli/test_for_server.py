@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -143,3 +144,20 @@ def test_an_override_needs_a_server(world: World, capsys: pytest.CaptureFixture[
     """The message names the option that the command has for it."""
     assert run(["lease", MODEL, "--for", "1h", "--with-override"]) == 2
     assert "add --server sglang" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["path", "resolve", "env"])
+def test_the_directory_of_another_server_is_not_taken_for_its_own(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """What a server was told is in the marker: who is told a branch looks in another directory than who has the pin."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("OVERLAY_HUB", str(tmp_path / "empty"))
+    words = [command, MODEL, *(["--path"] if command == "resolve" else [])]
+    assert run([*words, *FOR]) == 0
+    told = {MODEL: {"overlay_repo_id": "kevin-mi/VDN-H3-overlay", "overlay_revision": "main"}}
+    monkeypatch.setenv("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", json.dumps(told))
+    for flags in (FOR, FOR[:2]):
+        capsys.readouterr()
+        assert run([*words, *flags]) == 3
+        assert "is where a server looks that was told other pins" in capsys.readouterr().err

@@ -17,10 +17,13 @@ from overlay.demo.revisions import bump_readme
 from overlay.errors import CannotWrite
 from overlay.materialization.materialize import materialize
 from overlay.materialization.record import RECORD_NAME
-from overlay.materialization.request import Options
+from overlay.materialization.request import Options, open_cache
 from overlay.materialization.resolve import resolve
+from overlay.materialization.state import find_state
 from overlay.materialization.survey import Counters
 from overlay.materialization.verify import verify
+from overlay.planning.rules import DEFAULT_RULE
+from overlay.registry.entries import ServerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +74,30 @@ def test_absent_in_an_empty_root_and_nothing_is_made(shared_build: Built, tmp_pa
     assert state.location is not None
     assert state.location.name == shared_build.location.name
     assert not (tmp_path / "root").exists()
+
+
+PINS = ("kevin-mi/VDN-H3-overlay", "7de18275dddfe59da36a234e222bcdd274963bc3")
+SOURCE = "6d052b3e9cc6b5d29009ac0ba71bc4ccb1fd4a14"
+TOLD = {
+    "as it was built": (ServerSpec(*PINS, None), "present"),
+    "the same release": (ServerSpec(*PINS, None, version=(0, 5, 23)), "present"),
+    "a branch": (ServerSpec(PINS[0], "main", None), "stale"),
+    "the commit of the source": (ServerSpec(*PINS, SOURCE), "stale"),
+    "which this release leaves out": (ServerSpec(*PINS, SOURCE, (0, 5, 21)), "present"),
+    "a release without fingerprints": (ServerSpec(*PINS, None, version=(0, 5, 10)), "stale"),
+    "another overlay": (ServerSpec("acme/overlay", PINS[1], None), "stale"),
+}
+
+
+@pytest.mark.parametrize(("told", "state"), TOLD.values(), ids=TOLD)
+def test_the_key_of_another_server_is_none_of_its_own(shared_build: Built, told: ServerSpec, state: str) -> None:
+    """Where the overlay's files are not at hand the marker says what they said; the rest is what the server is told."""
+    resolution = resolve(VDN, shared_build.options()).resolution
+    entry = replace(resolution.entry, overlay_fingerprint=None, server=told)
+    cache = open_cache(shared_build.options(), create=False)
+    found = find_state(replace(resolution, entry=entry), cache, DEFAULT_RULE)
+    assert (found.name, found.location) == (state, shared_build.location)
+    assert ("told other pins" in found.why) == (state == "stale")
 
 
 def test_unknown_where_nothing_tells_the_location(shared_build: Built, tmp_path: Path) -> None:
