@@ -181,7 +181,8 @@ def _check(subject: Subject, checks: Sequence[Check]) -> Report:
         trouble = error
     except OverlayError as error:
         told, of_plan = _told(error, entry)
-        findings += told or ([] if of_plan or _is_explained(findings) else [_plan_refused(error, entry)])
+        is_said = error.code == "script-differs" and any(finding.code == "script-changed" for finding in findings)
+        findings += told or ([] if of_plan or is_said or _is_explained(findings) else [_plan_refused(error, entry)])
         trouble = of_plan or trouble
     if _is_of_lock_alone(subject) and worst(findings) == "error":
         the_cost = None  # "0 bytes" is no clean bill

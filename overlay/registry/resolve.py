@@ -67,18 +67,11 @@ def _resolution(
 ) -> Resolution:
     pins = [pin for pin in entry.pins if not (source_folder and pin is entry.source)]
     floating = [f"{pin.repo} is not pinned: {pin.floating}" for pin in pins if pin.floating]
-    if entry.recipe.name == "python":
-        notes = (*notes, _of_script(entry))
+    if not entry.is_buildable:
+        notes = (*notes, "the overlay's own Python builds it, and the entry pins no script that may run")
     moved = registry.moved.get(entry.model, ())
     found = registry.is_found and entry.model in registry.own and entry.recipe.name == "python" and entry.is_buildable
     return Resolution(entry.model, entry, registry.path, (*moved, *floating, *notes), source_folder, moved, found)
-
-
-def _of_script(entry: Entry) -> str:
-    script = entry.recipe.options.get("script")
-    if script is None:
-        return "the overlay's own Python builds it, and the entry pins no script that may run"
-    return f"building runs the overlay's own Python in a sandbox: the script of sha256 {script[:16]}"
 
 
 def _key_of(folder: Path, entries: Mapping[str, Entry]) -> str | None:

@@ -9,10 +9,13 @@ import pytest
 from support.scripted import MODEL, SCRIPT, StandIn, entry_text, scripted_hub, scripted_options, sha256
 
 from overlay.cli._main import run
+from overlay.errors import BrokenInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from overlay.sandbox import Job
 
 
 @pytest.fixture
@@ -88,3 +91,34 @@ def test_the_digest_to_pin_is_told(
     assert document("resolve", "resolve", MODEL)["recipe_options"] == {"script": sha256(SCRIPT)}
     assert run(["lock", MODEL, "-q"]) == 0
     assert json.loads((work / "registry.lock").read_bytes())["models"][MODEL]["script"]["sha256"] == sha256(SCRIPT)
+
+
+def test_a_changed_script_is_told_once(work: Path, document: Callable[..., dict[str, Any]]) -> None:
+    """As what it is, and not once more as what keeps the model from being built."""
+    scripted_options(work, "another")
+    [model] = document("check", "check", MODEL, status=1)["models"]
+    assert [finding["code"] for finding in model["findings"]] == ["lock-missing", "script-changed"]
+
+
+def test_what_a_script_printed_is_shown_where_asked_for(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line of it in the error, the rest with ``-v``, and the hint says so once."""
+    registry = work / "registry.yaml"
+
+    def fail(job: Job, *_: Any, **__: Any) -> None:
+        path = job.overlay_dir / "_overlay/materialize.py"
+        frames = f'Traceback (most recent call last):\n  File "{path}", line 7, in materialize\n'
+        output = f"began\n{frames}ValueError: no luck\nreally none\n"
+        raise BrokenInput(f"{path}: really none", code="script-failed", where=str(path), status=91, output=output)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("overlay.sandbox.run", fail)
+        assert run(["prewarm", MODEL, "--registry", str(registry)]) == 1
+        told = capsys.readouterr().err
+        assert run(["prewarm", MODEL, "--registry", str(registry), "-v"]) == 1
+        more = capsys.readouterr().err
+    assert "_overlay/materialize.py: line 7: ValueError: no luck\n" in told
+    assert told.count("what it printed") == 1
+    assert "began" not in told
+    assert "began\n" in more
+    assert "really none\n" in more
+    assert "staging" not in more

@@ -132,7 +132,24 @@ models:
     misspelt, other = check_components(subject_of(hub, tmp_path, model="acme/model", registry=text))
 
     assert misspelt.fix == "correct the name under components; the nearest is text_encoder"
-    assert other.fix == "overlay bump acme/model"
+    assert other.fix == "name the folders under components that the script reads, or leave components away"
+
+
+def test_nobody_knows_what_a_script_takes_of_a_folder(tmp_path: Path) -> None:
+    """One without weights may be all that it reads: a config, a tokenizer."""
+    hub = make_hub(tmp_path)
+    for path in (hub.root / NEEDS_REPO / NEEDS_REVISION / "text_encoder").glob("*.safetensors*"):
+        path.unlink()
+    text = f"""\
+schema_version: 1
+models:
+  acme/model:
+    source: {{repo: {MODEL}, revision: {hub.source}}}
+    overlay: {{repo: {OVERLAY_REPO}, revision: {hub.overlay}}}
+    needs: [{{repo: {NEEDS_REPO}, revision: {NEEDS_REVISION}, components: [text_encoder]}}]
+    recipe: {{name: python}}
+"""
+    assert [*check_components(subject_of(hub, tmp_path, model="acme/model", registry=text))] == []
 
 
 @pytest.mark.parametrize(

@@ -220,11 +220,11 @@ def test_it_runs_once(tmp_path: Path, stand_in: StandIn) -> None:
 
 def test_limits_are_no_property_of_the_output(tmp_path: Path, stand_in: StandIn) -> None:
     """Another limit: the model is there as it was, and what a script may take reaches the sandbox."""
-    options = prepared(tmp_path, limits=", limits: {time: 2m, memory: 1GiB, processes: 7, disk: 3MB}")
+    options = prepared(tmp_path, limits=", limits: {time: 2m, memory: 1GiB, processes: 7, disk: 300MB}")
     materialize(MODEL, options)
     [job] = stand_in.jobs
     limits = (job.limits.seconds, job.limits.memory, job.limits.processes, job.limits.disk)
-    assert limits == (120, 2**30, 7, 3_000_000)
+    assert limits == (120, 2**30, 7, 300_000_000)
     options = scripted_options(tmp_path, SCRIPT, limits=", limits: {time: 1h}")
     assert materialize(MODEL, options).result == "present"
     again(tmp_path, options)
@@ -444,12 +444,14 @@ def test_from_the_hub_inputs_are_fetched_checked_and_counted(
 def test_a_dry_run_says_what_would_run(tmp_path: Path, stand_in: StandIn) -> None:
     """The script's digest and the sandbox; its limit on disk counts as room; and nothing runs."""
     work = plan(MODEL, prepared(tmp_path, limits=", limits: {disk: 5GB}"))
-    [note] = [note for note in work.notes if sha256(SCRIPT) in note]
+    [note] = (*work.plan.notes, *work.notes)
+    assert sha256(SCRIPT) in note
     assert "in bubblewrap" in note
     assert "5.0 GB" in note
     assert work.room >= 5_000_000_000
     assert not work.is_done
     assert stand_in.jobs == []
+    assert materialize(MODEL, scripted_options(tmp_path, SCRIPT)).notes == ()  # nothing is left to be said
 
 
 def test_its_disk_limit_must_fit(tmp_path: Path, stand_in: StandIn) -> None:

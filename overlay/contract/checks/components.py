@@ -79,9 +79,13 @@ def _code(place: Carried, error: OverlayError) -> str:
 
 
 def _carried(subject: Subject) -> Iterator[Finding]:
-    """Folders that the entry takes from its needs: there, and with weights where a server looks for some."""
+    """Folders that the entry takes from its needs: there, and with weights where a server looks for some.
+
+    A script takes of them what it likes, so nobody knows what it misses in one that is there.
+    """
     if subject.entry.recipe.name not in _CARRYING:
         return
+    is_script = subject.entry.recipe.name == "python"
     for need in subject.entry.needs:
         repo = subject.inventory.repos[need.pin.repo]
         for component in need.components:
@@ -89,7 +93,11 @@ def _carried(subject: Subject) -> Iterator[Finding]:
             top = [path for path in files if path.count("/") == 1]
             if not files:
                 problem = f"has no folder {shown(component)}; there is {named(sorted(_folders(repo.paths())), 8)}"
-            elif not needs_weights(component) or any(path.endswith((".safetensors", *PICKLES)) for path in top):
+            elif (
+                is_script
+                or not needs_weights(component)
+                or any(path.endswith((".safetensors", *PICKLES)) for path in top)
+            ):
                 continue
             elif any(path.endswith(".safetensors.index.json") for path in top):
                 continue  # said by ``shard-missing``
@@ -115,6 +123,8 @@ def _fix(subject: Subject, component: str, folders: Iterable[str]) -> str:
     near = difflib.get_close_matches(component, folders, n=1) if subject.entry.recipe.name != "vdn-h3" else []
     if near:
         return f"correct the name under components; the nearest is {shown(near[0])}"
+    if subject.entry.recipe.name == "python":
+        return "name the folders under components that the script reads, or leave components away"
     return f"overlay bump {subject.entry.model}"
 
 
