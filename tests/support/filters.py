@@ -7,9 +7,9 @@ import struct
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
-def answer(program: bytes, *, architecture: int, number: int, first: int = 0, second: int = 0) -> int:
-    """What the filter says to a system call with this number and these arguments."""
-    data = struct.pack("<IIQQQ", number, architecture, 0, first, second)
+def answer(program: bytes, *, architecture: int, number: int, arguments: tuple[int, ...] = ()) -> int:
+    """What the filter says to a system call with this number and these arguments, further ones zero."""
+    data = struct.pack("<IIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
     steps = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
     at, loaded = 0, 0
     while True:
