@@ -37,10 +37,15 @@ _SYSTEM = (
     *("/etc/ssl/certs", "/etc/pki/tls/certs"),  # the Hub's client reads them also where it is to stay offline
     *("/sys/devices/system/cpu", "/sys/devices/system/node"),  # from these, libraries choose their kernels
 )
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-_PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/self")
+_DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")  # not zero: mapped, it is memory that no process has
+_PROC = (
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat"),
+    *(f"/proc/self/{name}" for name in ("cmdline", "fd", "limits", "maps", "smaps", "stat", "statm", "status")),
+)
+"""Of itself no more than libraries read: not mem, net, mountinfo, cgroup."""
+
 _LEAST_ABI, _ABI_OF_SCOPES = 3, 6  # Linux 6.2: no truncation of others' files; 6.12: no signals to others
-_OPEN_FILES = 1024
+_OPEN_FILES, _OPEN_FILES_OF_ALL, _FEWEST_OPEN_FILES = 1024, 2**16, 128  # the guard looks at each of them
 _TO_BECOME_ANOTHER = 0b11100011  # CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID
 _MEANWHILE = 16  # processes that an ordinary user may start beside the script: the guard, and others
 
@@ -58,12 +63,13 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
     read = _with_real(path for path in (*_program_paths(), *job.python_path, *given_paths(job)) if path.exists())
     write = _with_real((job.output_dir, scratch))
     if backend == "bubblewrap":
-        wrapper, landlock, signals = _bubblewrap(read, write, scratch, user), None, True
+        abi, signals = _landlock_abi_or_none(), True
+        wrapper = _bubblewrap(read, write, scratch, user)
     else:
-        abi = _landlock_abi()
-        wrapper, signals = [], abi >= _ABI_OF_SCOPES
-        named = {"read": [*read, *_PROC], "write": write, "devices": _DEVICES}
-        landlock = {"abi": abi, **named}
+        abi, wrapper = _landlock_abi(), []
+        signals = abi >= _ABI_OF_SCOPES
+    named = {"read": read, "proc": _PROC, "write": write, "devices": _DEVICES}
+    landlock = {"abi": abi, **named} if abi is not None else None
     program = filter_program(signals=signals)
     if program is None:
         raise Unusable("the seccomp filter is not written for this architecture")
@@ -83,6 +89,7 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
             "USER": "overlay",
             "LANG": "C.UTF-8",
         },
+        "own": 2 if wrapper else 1,  # processes that are not the script's
         "folders": [str(job.output_dir), str(scratch)],
         "limits": {name: getattr(job.limits, name) for name in ("seconds", "memory", "processes", "disk")},
         "inside": {
@@ -140,7 +147,7 @@ def _bubblewrap(read: list[str], write: list[str], scratch: Path, user: int | No
     found = bwrap.stat()
     if found.st_uid != 0 or found.st_mode & 0o022:
         raise Unusable(f"{bwrap} can be changed by others than root")
-    command = [str(bwrap), "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+    command = [str(bwrap), "--die-with-parent", "--new-session", "--as-pid-1", "--hostname", "sandbox"]
     command += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if user is None:
         command += ["--unshare-user"]
@@ -166,13 +173,23 @@ def _landlock_abi() -> int:
     return int(version)
 
 
+def _landlock_abi_or_none() -> int | None:
+    """Beside bubblewrap it is a second wall, where the kernel has it."""
+    try:
+        return _landlock_abi()
+    except Unusable:
+        return None
+
+
 def _rlimits(limits: Limits, user: int | None) -> dict[str, int]:
     own = 0 if user is not None else tasks_of_user(os.geteuid()) + _MEANWHILE
     return {
         "RLIMIT_CPU": int(limits.seconds + 1) * (os.cpu_count() or 1),
         "RLIMIT_FSIZE": limits.disk,
-        "RLIMIT_NPROC": own + limits.processes,
-        "RLIMIT_NOFILE": _OPEN_FILES,
+        "RLIMIT_NPROC": own
+        + 2
+        + limits.processes,  # the first inside; the script's own, which may have ended when seen
+        "RLIMIT_NOFILE": max(_FEWEST_OPEN_FILES, min(_OPEN_FILES, _OPEN_FILES_OF_ALL // limits.processes)),
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
@@ -193,9 +210,10 @@ def _program_paths() -> list[Path]:
 
 def _with_real(paths: Iterable[Path]) -> list[str]:
     """Each path and, where a link leads there, its real one; those that lie in another of the list left out."""
-    kept: list[Path] = []
+    kept: dict[Path, Path] = {}  # to their real ones
     for path in sorted({each for given in paths for each in (given.absolute(), given.resolve())}):
-        above = next((each for each in kept if path.is_relative_to(each)), None)
-        if above is None or above.resolve() / path.relative_to(above) != path.resolve():
-            kept.append(path)
+        above = next((each for each in path.parents if each in kept), None)
+        real = path.resolve()
+        if above is None or kept[above] / path.relative_to(above) != real:
+            kept[path] = real
     return [str(path) for path in kept]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["require_sandbox", "run", "sandboxes"]
 
+_PREFIX = "overlay-probe-"
 _SECRET = "no script may read this"  # noqa: S105 - it guards nothing, it is bait
 # Tries what a sandbox must prevent and prints what was not; the limit of processes last, because that stops it.
 _PROBE = b"""
-import json, os, pathlib, socket, time
+import json, mmap, os, pathlib, socket, time
 
 def materialize(*, overlay_dir, source_dir, output_dir, manifest):
     outside = pathlib.Path(manifest["outside"])
@@ -35,6 +37,8 @@ def materialize(*, overlay_dir, source_dir, output_dir, manifest):
         "write to its inputs": lambda: (pathlib.Path(source_dir) / "written").write_text("x"),
         "leave its session": os.setsid,
         "trace processes": lambda: os.readlink(f"/proc/{manifest['caller']}/cwd"),
+        "change the process that confines it": lambda: open(f"/proc/{os.getppid()}/mem", "r+b"),
+        "have memory that nobody counts": lambda: mmap.mmap(-1, 4096),
     }
     escapes = []
     for name, attempt in attempts.items():
@@ -99,11 +103,12 @@ def sandboxes() -> tuple[Sandbox, ...]:
 
 
 def _unavailable(reasons: dict[str, str]) -> Untrusted:
+    install = "" if shutil.which("bwrap") else "apt-get install bubblewrap; or "
     return Untrusted(
         "the overlay's own Python may run only in a sandbox, and none works here: "
         + "; ".join(f"{name}: {why_not}" for name, why_not in reasons.items()),
         code="sandbox-unavailable",
-        hint="apt-get install bubblewrap; or build where one works (overlay doctor), and copy that cache root here",
+        hint=f"{install}build where one works (overlay doctor), and copy that cache root here",
         reasons=reasons,
     )
 
@@ -111,8 +116,10 @@ def _unavailable(reasons: dict[str, str]) -> Untrusted:
 @cache
 def _why_not(backend: str) -> str | None:
     """Run a script that tries to escape; once a process."""
-    with tempfile.TemporaryDirectory(prefix="overlay-probe-") as made:
-        folder = Path(made)
+    from overlay.cache.staging import owned_folder, remove_abandoned  # the guard, which has no packages, needs no cache
+
+    remove_abandoned(Path(tempfile.gettempdir()), _PREFIX)
+    with owned_folder(Path(tempfile.gettempdir()), _PREFIX) as folder:
         for name in ("in", "out", "outside"):
             (folder / name).mkdir()
         (folder / "outside/secret").write_text(_SECRET)

@@ -2,8 +2,9 @@
 
 A process of its own, so that nothing which the caller is busy with delays a limit, so that all that the script started
 becomes its child in the end (it is their subreaper), and so that the sandbox ends even if the caller is killed. It gets
-its order as JSON on standard input and gives one JSON object back on standard output; what the script prints goes to
-its standard error.
+its order as JSON on standard input. On standard output it gives the process group of what it started, then one JSON
+object; what the script prints goes to its standard error. From the sandbox's first process it hears on a pipe of its
+own, so nothing that the script prints, and no status that it ends with, is taken for what the sandbox says.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from overlay.sandbox.usage import Usage, descendants, measured
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from overlay.sandbox.disk import DiskWatch, on_disk
+from overlay.sandbox.inside import CONFINED
+from overlay.sandbox.usage import descendants, measured
 
 __all__ = ["main"]
 
@@ -37,29 +38,54 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     began = time.monotonic()
+    heard, said = os.pipe()
     child = subprocess.Popen(  # noqa: S603 - the command that backends.py put together
-        order["command"], stdin=subprocess.PIPE, stdout=2, stderr=2, env=order["environ"], start_new_session=True
+        order["command"],
+        stdin=subprocess.PIPE,
+        stdout=2,
+        stderr=2,
+        env=order["environ"],
+        start_new_session=True,
+        pass_fds=(said,),
     )
-    peak, over = 0, None
+    os.close(said)
+    print(child.pid, flush=True)  # noqa: T201 - to the caller, which ends the group should this process be killed
+    disk = DiskWatch(order["folders"], order["own"])
+    peak, most, over, answer = 0, 0, None, b""
     try:
         assert child.stdin is not None  # noqa: S101 - it was asked for
         with child.stdin as inside:
-            inside.write(json.dumps(order["inside"]).encode())
+            inside.write(json.dumps(order["inside"] | {"channel": said}).encode())
         if order["inside"]["user"] is not None:
             _look_as(order["inside"]["user"])
-        for usage in _looks(child.pid, order["folders"], order["limits"]["memory"]):
-            peak = max(peak, usage.memory)
-            over = _over(usage, time.monotonic() - began, order["limits"])
-            if over or stopped or os.getppid() != caller:
-                break
+        disk.start()
+        pause, ended = 0.0, False
+        while not (ended or over or stopped or os.getppid() != caller):
+            if select.select([heard], [], [], pause)[0]:
+                chunk = os.read(heard, 2**12)
+                answer += chunk
+                ended = not chunk or answer.endswith(b"}")
+            before = time.monotonic()
+            usage = measured(descendants(os.getpid()), enough=order["limits"]["memory"])
+            processes = usage.processes - order["own"]
+            peak, most = max(peak, usage.memory), max(most, processes)
+            used = {"memory": usage.memory, "processes": processes, "disk": disk.used}
+            over = _over(used | {"seconds": time.monotonic() - began}, order["limits"])
+            pause = max(_SHORTEST, 3 * (time.monotonic() - before))
+        disk.end()
     except BrokenPipeError:
-        pass  # it ended before it had read all of its order; its status tells
+        pass  # it ended before it had read all of its order
     finally:
-        status = _end(child)
-    json.dump(
-        {"status": status, "limit": over, "peak_memory": peak, "seconds": time.monotonic() - began},
-        sys.stdout,
-    )
+        _end(child)
+    over = over or _over({"disk": on_disk(order["folders"])}, order["limits"])  # nothing changes any more
+    report = {"confined": answer.startswith(CONFINED), "limit": over, "peak_memory": peak, "peak_processes": most}
+    print(json.dumps(report | _ending(answer) | {"seconds": time.monotonic() - began}))  # noqa: T201 - as above
+
+
+def _ending(answer: bytes) -> dict[str, Any]:
+    """What the first process said at the end; where it could not, it was killed."""
+    said = answer.removeprefix(CONFINED)
+    return json.loads(said) if said else {"status": -signal.SIGKILL, "left": False}
 
 
 def _look_as(user: int) -> None:
@@ -73,50 +99,29 @@ def _look_as(user: int) -> None:
     libc.capset(header, mine)
 
 
-def _looks(pid: int, folders: list[str], memory: int) -> Iterator[Usage]:
-    """Usage again and again until the process has ended, and once after it: it may have left others."""
-    running = True
-    while running:
-        running = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        before = time.monotonic()
-        yield measured(descendants(os.getpid()), folders, enough=memory)
-        if running:
-            _wait(pid, max(_SHORTEST, 3 * (time.monotonic() - before)))
-
-
-def _wait(pid: int, seconds: float) -> None:
-    """Until the time is over or the process has ended."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        time.sleep(0.005)
-
-
-def _over(usage: Usage, seconds: float, limits: dict[str, Any]) -> str | None:
+def _over(used: dict[str, float], limits: dict[str, float]) -> str | None:
     """Name of the limit that is reached."""
-    used = {"memory": usage.memory, "processes": usage.processes, "disk": usage.disk, "seconds": seconds}
     return next((name for name, amount in used.items() if amount >= limits[name]), None)
 
 
-def _end(child: subprocess.Popen[bytes]) -> int:
-    """Kill what is left and wait until all of it is gone; the status of the first process.
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill what is left and wait until all of it is gone.
 
     In Landlock's sandbox nothing can leave the process group, and a group is killed as one, forks under way included.
     In bubblewrap's the first process of its namespace is among the descendants, and all others end with it.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):  # only its own, ended process is left
         os.killpg(child.pid, signal.SIGKILL)
-    status = child.wait()
+    child.wait()
     while True:
         for pid in descendants(os.getpid()):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         try:
             if os.waitpid(-1, os.WNOHANG)[0] == 0:
                 time.sleep(0.001)
         except ChildProcessError:
-            return status
+            return
 
 
 if __name__ == "__main__":

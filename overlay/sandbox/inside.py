@@ -1,18 +1,20 @@
 """The program inside a sandbox: shuts the last doors behind itself, then calls the script's ``materialize``.
 
 Started as a file of its own by the interpreter in isolated mode, so it imports nothing of this package. What to do
-comes as one JSON object on standard input, its scratch folder as the only argument. Nothing of the script runs before
-``_confine`` is done, and any part of that which fails ends the process.
+comes as one JSON object on standard input, its scratch folder as the only argument. It is two processes. The first, in
+bubblewrap the first of its namespace, confines itself, waits for the second, takes in what loses its parent, and tells
+the guard how it ended, on a pipe that the script never has. The second calls the script; it cannot look into the first
+nor end it. Nothing of the script runs before both are confined, and any part of that which fails ends all.
 """
 
 from __future__ import annotations
 
 import base64
 import ctypes
-import errno
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import traceback
@@ -20,11 +22,13 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 MODULE = "_sglang_overlay_materializer"
-FAILED, NOT_CONFINED, NO_PROCESSES, NO_DISK, LEFT_BEHIND = 91, 92, 93, 94, 95
-_ENDS = {errno.EAGAIN: NO_PROCESSES, errno.EFBIG: NO_DISK}
+CONFINED = b"confined\n"
+"""Said to the guard before the script runs; then, once it has ended, one JSON object."""
+FAILED, REFUSED = 91, 92
+"""Exit statuses of the script's process where it raised something; where that is that it may start no process."""
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 4, 8, 22
-_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 36, 38
+_PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_THP_DISABLE = 36, 38, 41
 _PR_CAP_AMBIENT, _CAP_AMBIENT_RAISE = 47, 2
 _SECCOMP_MODE_FILTER = 2
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -60,44 +64,66 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> NoReturn:
-    """Confine this process, then run the script; the exit status says how that ended."""
+    """Confine this process, run the script in another, and say how that ended; then wait to be killed."""
     order = json.load(sys.stdin)
+    channel = order["channel"]
+    script = None
     try:
         _confine(order)
+        first = os.getpid()
+        script = os.fork()
+        if script == 0:
+            _confine_script(order, first)
+            os.write(channel, CONFINED)
+            os.close(channel)
     except OSError as error:
         print(f"cannot be confined: {error}", flush=True)  # noqa: T201 - its output is how it speaks
-        os._exit(NOT_CONFINED)
-    os._exit(_run(order))
+        os._exit(1)
+    if script == 0:
+        os._exit(_run(order))
+    _watch(script, channel)
 
 
 def _confine(order: dict[str, Any]) -> None:
+    """All that both processes give up."""
     os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
     os.chdir(sys.argv[1])
     _check(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "subreaper")  # to see what the script leaves behind
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123 - pathlib costs start-up time
+    _check(_libc.prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0), "huge pages")  # unmapped in part, one is held but not counted
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123 - as above
         score.write("1000")  # of all processes of this machine, the kernel shall take these first
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if order["landlock"] is not None:
-        _restrict_paths(**order["landlock"])
+        _restrict_paths(**order["landlock"] | {"proc": ["/proc"]})
     for name, most in order["rlimits"].items():
         resource.setrlimit(getattr(resource, name), (most, most))
     _drop_privileges(order["user"])
-    if order["landlock"] is not None:  # after the change of user, which would undo it; bubblewrap has its own
-        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # else the guard may not look at what it uses
+    # After the change of user, which would undo it.
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # the script may not look into this process
     steps = base64.b64decode(order["seccomp"])
     program = _Filter(len(steps) // 8, steps)
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0), "seccomp")
 
 
-def _restrict_paths(*, abi: int, read: list[str], write: list[str], devices: list[str]) -> None:
+def _confine_script(order: dict[str, Any], first: int) -> None:
+    """What the script's own process gives up beside; a domain within the first's, from which it cannot reach that."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
+    if os.getppid() != first:
+        os._exit(1)
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # else the guard may not look at what it uses
+    if order["landlock"] is not None:
+        _restrict_paths(**order["landlock"])
+
+
+def _restrict_paths(*, abi: int, read: list[str], proc: list[str], write: list[str], devices: list[str]) -> None:
     """Landlock: nothing of the filesystem but these; no TCP; no signals and abstract sockets to the outside."""
     handled = (1 << (16 if abi >= 5 else 15)) - 1  # noqa: PLR2004 - the version that added the last right
     ruleset = _Ruleset(handled, 0b11 if abi >= 4 else 0, 0b11 if abi >= 6 else 0)  # noqa: PLR2004 - as above
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8  # noqa: PLR2004 - as above
     descriptor = _check(_libc.syscall(_CREATE_RULESET, ctypes.byref(ruleset), size, 0), "landlock")
     device = _READ_FILE | _WRITE_FILE
-    for paths, allowed in ((read, _READ), (write, _WRITE), (devices, device)):
+    for paths, allowed in ((read, _READ), (proc, _READ_FILE | _READ_DIR), (write, _WRITE), (devices, device)):
         for path in paths:
             beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
             mine = allowed if os.path.isdir(path) else allowed & _OF_A_FILE  # noqa: PTH112 - as above
@@ -147,21 +173,47 @@ def _run(order: dict[str, Any]) -> int:
         module.materialize(**order["call"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is a failure of the script
         traceback.print_exc()
-        return _ENDS.get(error.errno or 0, FAILED) if isinstance(error, OSError) else FAILED
+        return REFUSED if isinstance(error, BlockingIOError) else FAILED
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    return LEFT_BEHIND if _has_children() else 0
+    return 0
 
 
-def _has_children() -> bool:
-    """Whether a process runs that the script started. It would be killed now, so the script cannot have meant it."""
+def _watch(script: int, channel: int) -> NoReturn:
+    """Say how the script ended and wait to be killed; end, and with this all, once nobody listens any more.
+
+    The kernel's death signal does not come to a user that the dying parent may not signal.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would raise an exception
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    events = select.poll()
+    events.register(woken, select.POLLIN)
+    events.register(channel, 0)  # it has an error when its reader is gone
+    ended = None
+    while True:
+        if ended is None and (ended := _ended(script)) is not None:
+            os.write(channel, json.dumps(ended).encode())
+        if any(descriptor == channel for descriptor, _ in events.poll()):
+            os._exit(1)
+        os.read(woken, 2**12)
+
+
+def _ended(script: int) -> dict[str, Any] | None:
+    """Take in what has ended; once the script's process has, its status, and whether others that it started still run.
+
+    They would be killed now, so the script cannot have meant to leave them.
+    """
+    status = None
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            status = os.waitstatus_to_exitcode(found[1]) if found[0] == script else status
     except ChildProcessError:
-        return False
-    return True
+        return {"status": status, "left": False}
+    return None if status is None else {"status": status, "left": True}
 
 
 if __name__ == "__main__":

@@ -5,11 +5,15 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import overlay
 from overlay.errors import BrokenInput
@@ -28,7 +32,7 @@ __all__ = ["run_in"]
 _MOST_SHOWN = 2**20
 _TAIL = 2**16
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from overlay.sandbox.guard import main; main()"
-_REACHED = {inside.NO_PROCESSES: "processes", inside.NO_DISK: "disk"}
+_PATIENCE = 60  # seconds that a guard may take beyond the time limit, to end what it started
 _UNITS = {"seconds": "seconds", "memory": "bytes of memory", "processes": "processes", "disk": "bytes on disk"}
 
 
@@ -42,7 +46,8 @@ def run_in(backend: str, job: Job, on_output: Callable[[str], None]) -> Ran:
     _require_sound(job)
     user = unprivileged_user()
     try:
-        with tempfile.TemporaryDirectory(prefix="overlay-sandbox-") as scratch:
+        # Beside the output: on the same disk, whatever TMPDIR is, and removed with it should this process be killed.
+        with tempfile.TemporaryDirectory(prefix="scratch-", dir=job.output_dir.parent) as scratch:
             order = guard_order(backend, job, Path(scratch), user)
             try:
                 if user is not None:
@@ -52,7 +57,7 @@ def run_in(backend: str, job: Job, on_output: Callable[[str], None]) -> Ran:
             finally:
                 os.chown(job.output_dir, os.geteuid(), os.getegid())
                 make_removable(Path(scratch))
-        _require_confined(backend, report, tail)
+        _require_confined(report, tail)
         _require_success(job, report, tail)
         files = checked_output(job.output_dir, given_paths(job))
     except BaseException:
@@ -93,7 +98,9 @@ def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[d
             assert guard.stderr is not None  # noqa: S101 - pipes were asked for
             with guard.stdin as stdin:
                 stdin.write(json.dumps(order).encode())
-            tail = _heard(guard.stderr, on_output)
+            group = guard.stdout.readline()
+            patience = order["limits"]["seconds"] + _PATIENCE
+            tail = _heard(guard, int(group or 0), on_output, patience)
             report = guard.stdout.read()
         finally:
             guard.terminate()
@@ -103,16 +110,30 @@ def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[d
     return json.loads(report), tail
 
 
-def _heard(stream: IO[bytes], on_output: Callable[[str], None]) -> str:
-    """Read to the end; hand on the first MiB and give back the last 64 KiB, all as harmless text."""
+def _heard(guard: subprocess.Popen[bytes], group: int, on_output: Callable[[str], None], patience: float) -> str:
+    """Read to the end; hand on the first MiB and give back the last 64 KiB, all as harmless text.
+
+    Where the guard is killed, or does not end, the process group that it started is killed here.
+    """
+    assert guard.stderr is not None  # noqa: S101 - it was asked for
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    until = time.monotonic() + patience
     shown, tail = 0, b""
-    while chunk := os.read(stream.fileno(), _TAIL):
+    while True:
+        if time.monotonic() > until:
+            guard.kill()
+        if guard.poll() not in {None, 0} and group:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        if not select.select([guard.stderr], [], [], 0.2)[0]:
+            continue
+        chunk = os.read(guard.stderr.fileno(), _TAIL)
+        if not chunk:
+            return _harmless(tail.decode(errors="replace"))
         tail = (tail + chunk)[-_TAIL:]
         if shown < _MOST_SHOWN:
             on_output(_harmless(decoder.decode(chunk)))
             shown += len(chunk)
-    return _harmless(tail.decode(errors="replace"))
 
 
 def _harmless(text: str) -> str:
@@ -120,15 +141,17 @@ def _harmless(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text)
 
 
-def _require_confined(backend: str, report: dict[str, Any], tail: str) -> None:
-    if report["status"] == inside.NOT_CONFINED or (backend == "bubblewrap" and tail.startswith("bwrap: ")):
+def _require_confined(report: dict[str, Any], tail: str) -> None:
+    if not report["confined"] and report["limit"] is None:
         raise Unusable(tail.strip())
 
 
 def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
     script = str(job.overlay_dir / str(job.manifest.get("custom_materializer", "materialize.py")))
     status = report["status"]
-    limit = report["limit"] or _REACHED.get(status)
+    # Its own word that a process was refused counts if it had so many that this may be: the last look may miss them.
+    refused = status == inside.REFUSED and 2 * report["peak_processes"] >= job.limits.processes
+    limit = report["limit"] or ("processes" if refused else None)
     if limit is not None:
         most = getattr(job.limits, limit)
         raise BrokenInput(
@@ -140,11 +163,11 @@ def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
             most=most,
             output=tail,
         )
-    if status != 0:
+    if status != 0 or report["left"]:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        if status == inside.FAILED:
+        if status in {inside.FAILED, inside.REFUSED}:
             how = tail.rstrip().rpartition("\n")[2] or how
-        elif status == inside.LEFT_BEHIND:
+        elif status == 0:
             how = "left processes behind, which were killed"
         raise BrokenInput(
             f"{script}: {how}",

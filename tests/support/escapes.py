@@ -12,7 +12,7 @@ from dataclasses import dataclass
 __all__ = ["ESCAPES", "PREAMBLE", "Escape", "table"]
 
 PREAMBLE = """
-import ctypes, errno, importlib, mmap, os, pathlib, signal, socket, subprocess, sys, threading, time
+import ctypes, errno, fcntl, importlib, mmap, os, pathlib, signal, socket, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 def call(answer):
     if answer < 0:
@@ -51,6 +51,11 @@ class Escape:
 
 _FORK = "if os.fork() == 0: (time.sleep(60), os._exit(0))"
 _EVER = "while True: time.sleep(0.01)"
+_LEADERLESS = "def work():\n    time.sleep(0.2)\n"
+_LEAVE = (
+    "if os.fork() == 0:\n    threading.Thread(target=work).start()\n"
+    "    libc.syscall({'x86_64': 60, 'aarch64': 93}[os.uname().machine], 0)\nos.wait()"
+)
 
 ESCAPES = (
     Escape(
@@ -238,6 +243,35 @@ ESCAPES = (
         SECCOMP,
     ),
     Escape(
+        "change flags of its inputs",
+        "fcntl.ioctl(os.open(source / 'config.json', os.O_RDONLY), 0x40086602, bytes(8))",
+        "script-failed: OSError",
+        f"{SECCOMP}, read-only mount",
+        SECCOMP,
+    ),
+    Escape(
+        "hold its inputs against others",
+        "fcntl.fcntl(os.open(source / 'config.json', os.O_RDONLY), 1024, 0)",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
+        "read the attributes of other files",
+        "os.listxattr(w['secret'])",
+        "script-failed: OSError",
+        f"{SECCOMP}, {NOT_IN_VIEW}",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
+        "list connections of the machine",
+        "print(open('/proc/self/net/tcp').read()); raise PermissionError('of the sandbox itself')",
+        "script-failed: PermissionError",
+        "own network namespace, no Landlock rule",
+        NO_RULE,
+    ),
+    Escape(
         "leave a link to the outside",
         "(out / 'config.json').symlink_to(w['secret'])",
         "script-output: link out",
@@ -356,9 +390,45 @@ ESCAPES = (
     ),
     Escape(
         "fill memory that it shares",
-        f"held = mmap.mmap(-1, 2 * w['memory'])\nfor i in range(0, len(held), 4096): held[i] = 1\n{_EVER}",
+        "mmap.mmap(-1, 4096)",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
+        "fill memory that it shares by a device",
+        "mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)",
+        "script-failed: FileNotFoundError, PermissionError",
+        NOT_IN_VIEW,
+        NO_RULE,
+        free=True,
+    ),
+    Escape(
+        "fill the memory from a process whose first thread has ended",
+        f"{_LEADERLESS}    held = b'x' * 2 * w['memory']; time.sleep(60)\n{_LEAVE}",
         "script-limit: memory",
         WATCH,
+    ),
+    Escape(
+        "keep memory in pipes",
+        "call(libc.vmsplice(os.pipe()[1], 0, 0, 0))",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
+        "keep pages of files in pipes",
+        "os.sendfile(os.pipe()[1], os.open(source / 'config.json', os.O_RDONLY), 0, 1)",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
+        "make pipes larger",
+        "fcntl.fcntl(os.pipe()[1], 1031, 2**20)",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
     ),
     Escape(
         "keep memory that no process has", "os.memfd_create('a')", "script-failed: PermissionError", SECCOMP, free=True
@@ -369,6 +439,20 @@ ESCAPES = (
         "script-failed: PermissionError",
         SECCOMP,
         free=True,
+    ),
+    Escape(
+        "take messages of others",
+        "call(libc.msgrcv(-1, 0, 0, 0, 0))",
+        "script-failed: PermissionError",
+        f"{SECCOMP}, own message namespace",
+        SECCOMP,
+    ),
+    Escape(
+        "remove queues and semaphores of others",
+        "call(libc.msgctl(-1, 0, 0))",
+        "script-failed: PermissionError",
+        f"{SECCOMP}, own message namespace",
+        SECCOMP,
     ),
     Escape(
         "fill the disk with one file",
@@ -386,6 +470,40 @@ ESCAPES = (
         "fill the disk with files that have no name",
         "held = []\nfor i in range(99):\n    held.append(open(out / 'a', 'wb', 0)); held[-1].write(bytes(2**20))\n"
         f"    (out / 'a').unlink()\n{_EVER}",
+        "script-limit: disk",
+        WATCH,
+    ),
+    Escape(
+        "fill the disk from a process whose first thread has ended",
+        f"{_LEADERLESS}    held = []\n    for i in range(99):\n"
+        "        held.append(open(out / 'a', 'wb', 0)); held[-1].write(bytes(2**20)); (out / 'a').unlink()\n"
+        f"    time.sleep(60)\n{_LEAVE}",
+        "script-limit: disk",
+        WATCH,
+    ),
+    Escape(
+        "have open files that are a thread's alone",
+        "call(libc.syscall({'x86_64': 56, 'aarch64': 220}[os.uname().machine], 0x10900, 0, 0, 0, 0))",
+        "script-failed: PermissionError",
+        SECCOMP,
+    ),
+    Escape(
+        "fill the disk in a folder that it renames",
+        "(out / '0').mkdir()\nfor i in range(3000): (out / f'e{i}').touch()\nif os.fork() == 0:\n"
+        "    for i in range(10**9): os.rename(out / str(i), out / str(i + 1))\n"
+        "place = None\nwhile place is None:\n"
+        "    try: place = os.open(next(path for path in out.iterdir() if path.name.isdigit()), os.O_RDONLY)\n"
+        "    except (OSError, StopIteration): pass\n"
+        "for i in range(30):\n"
+        "    file = os.open(f'f{i}', os.O_CREAT | os.O_WRONLY, dir_fd=place); os.write(file, bytes(2**20))\n"
+        f"{_EVER}",
+        "script-limit: disk",
+        f"{WATCH}, which stops all for a look",
+    ),
+    Escape(
+        "fill a folder that nobody may look into",
+        "os.umask(0); (out / 'a').mkdir(0o300)\nfor i in range(99): (out / f'a/{i}').write_bytes(bytes(2**20))\n"
+        f"{_EVER}",
         "script-limit: disk",
         WATCH,
     ),
@@ -426,7 +544,7 @@ ESCAPES = (
     Escape(
         "leave a process behind and end at once",
         f"{_FORK}\nos._exit(0)",
-        "no effect",
+        "script-failed: left processes behind",
         f"process namespace, {WATCH}",
         f"process group, {WATCH}",
     ),
@@ -467,6 +585,31 @@ ESCAPES = (
         "script-failed: PermissionError",
         "own process namespace",
         f"Landlock from version 6, else {SECCOMP}",
+    ),
+    Escape(
+        "write to the process that confines it",
+        "open(f'/proc/{os.getppid()}/mem', 'r+b')",
+        "script-failed: PermissionError",
+        "closed to all others, no Landlock rule",
+    ),
+    Escape(
+        "survive the process that confines it",
+        "call(libc.prctl(1, 0, 0, 0, 0))",
+        "script-failed: PermissionError",
+        SECCOMP,
+        free=True,
+    ),
+    Escape(
+        "have the kernel spare it when memory runs out",
+        "open('/proc/self/oom_score_adj', 'w').write('0')",
+        "script-failed: PermissionError",
+        "no Landlock rule",
+    ),
+    Escape(
+        "pass for a sandbox that does not work",
+        "print('bwrap: no permissions', flush=True); os._exit(1)",
+        "script-failed: ended with status 1",
+        "the guard asks the program inside",
     ),
     Escape(
         "lower the caller's limits",

@@ -36,11 +36,12 @@ def job_of(folder: Path, script: str, manifest: dict[str, Any] | None = None, **
 
 
 def left_running() -> list[str]:
-    """Sandboxed processes that were started in this test: they name its own folder for temporary files."""
+    """Sandboxed processes that were started in this test: their scratch folder is in one of its own."""
+    tests = Path(tempfile.gettempdir()).parents[1]
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if f"inside.py\0{tempfile.gettempdir()}/".encode() in path.read_bytes():
+            if f"inside.py\0{tests}/".encode() in path.read_bytes():
                 found.append(path.parent.name)
         except OSError:
             continue  # it has ended
