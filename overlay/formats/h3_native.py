@@ -68,6 +68,7 @@ _FIELDS: Mapping[str, str] = {
 }
 
 _ROPE_THETA = 10000.0
+_LARGEST_THETA = 1e12  # its powers and their reciprocals are float32, and no model is anywhere near
 _MOST_LAYERS = 10_000
 
 
@@ -122,7 +123,7 @@ def read_architecture(config: Mapping[str, Any], where: str) -> Architecture:
     """Reads a Diffusers config of the transformer.
 
     Raises:
-        BrokenInput: A number is missing or none.
+        BrokenInput: A number is missing or none, or two names of one field have different values.
     """
 
     def count(key: str) -> int:
@@ -132,8 +133,11 @@ def read_architecture(config: Mapping[str, Any], where: str) -> Architecture:
         return value
 
     theta = config.get("rope_theta", _ROPE_THETA)
-    if type(theta) not in (int, float) or not theta > 0:
-        raise _wrong(where, "rope_theta", theta, "a positive number")
+    if type(theta) not in (int, float) or not 1 <= theta <= _LARGEST_THETA:
+        raise _wrong(where, "rope_theta", theta, f"a number from 1 to {_LARGEST_THETA:g}")
+    for key, native in _FIELDS.items():
+        if key in config and native in config and config[key] != config[native]:
+            raise _wrong(where, native, config[native], f"{str(config[key])[:80]!r}, as {key} says")
     return Architecture(
         num_layers=count("num_layers"),
         num_refiner_layers=count("num_refiner_layers"),
@@ -155,15 +159,23 @@ def native_name(name: str) -> NativeName:
     return NativeName(f"{_MODULES.get(module) or _NORMS[module]}.{kind}", "plain")
 
 
-def native_config(architecture: Architecture, adaln_rows: int, final_adaln_rows: int) -> dict[str, Any]:
+def native_config(architecture: Architecture, adaln_rows: int, final_adaln_rows: int, where: str) -> dict[str, Any]:
     """The config by native names, without the class that would have a server take the tensors for Diffusers'.
 
     Args:
         adaln_rows: Rows of a block's AdaLN projection.
         final_adaln_rows: Rows of the last one.
+        where: The config, for the message.
+
+    Raises:
+        BrokenInput: The config itself says other rows.
     """
     config = {_FIELDS.get(key, key): value for key, value in architecture.config.items() if not key.startswith("_")}
-    return {**config, "adaln_out_features": adaln_rows, "final_adaln_out_features": final_adaln_rows}
+    rows = {"adaln_out_features": adaln_rows, "final_adaln_out_features": final_adaln_rows}
+    for key, count in rows.items():
+        if config.get(key, count) != count:
+            raise _wrong(where, key, config[key], f"{count}, the rows of the tensor")
+    return {**config, **rows}
 
 
 def _wrong(where: str, key: str, value: Any, expected: str) -> BrokenInput:

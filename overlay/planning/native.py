@@ -76,6 +76,7 @@ def native_transformer(
         architecture,
         layout.rows("transformer_blocks.0.adaln_proj.linear.weight"),
         layout.rows("norm_out.linear.weight"),
+        where,
     )
     outputs += [
         GeneratedFile(f"{out_folder}/{INDEX_NAME}", dump_json(index)),

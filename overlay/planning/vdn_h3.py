@@ -48,6 +48,7 @@ COMPONENTS = ("transformer", "video_vae", "audio_vae")
 BRANCH_FILE = "sglang_vdn_linear_branch.safetensors"
 ROPE_FILE = "sglang_rope_inv_freq.safetensors"
 ROPE_TENSOR = "rope.inv_freq"
+_MOST = 10_000  # heads, their dimensions, frequencies
 
 
 def vdn_h3(entry: Entry, sources: Sources, rule: str) -> Outcome:
@@ -119,8 +120,12 @@ def _json(book: InputBook, path: str) -> dict[str, Any]:
 
 def _count(config: Mapping[str, Any], key: str, where: str) -> int:
     value = config.get(key)
-    if type(value) is not int or value <= 0:
-        raise BrokenInput(f"{where}: {key} is {value!r}; expected a positive integer", code="config-value", key=key)
+    if type(value) is not int or not 0 < value <= _MOST:
+        raise BrokenInput(
+            f"{where}: {key} is {str(value)[:80]}; expected a positive integer up to {_MOST}",
+            code="config-value",
+            key=key,
+        )
     return value
 
 

@@ -12,7 +12,7 @@ from support.tensors import f32
 from overlay.errors import BrokenInput, InvalidRegistry
 from overlay.formats.rope import rope_inv_freq
 from overlay.planning.actions import action_of
-from overlay.planning.outputs import Literal, SafetensorsFile
+from overlay.planning.outputs import GeneratedFile, Literal, SafetensorsFile
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
@@ -62,6 +62,26 @@ def test_another_base_of_the_frequencies(hub: Path, plan_of: Planner) -> None:
     assert rope.pieces == (Literal(rope_inv_freq(CONFIG["rope_freq_dim"], 500.0)),)
 
 
+@pytest.mark.parametrize("theta", [1, 1e12])
+def test_the_least_and_the_largest_base_of_the_frequencies(hub: Path, plan_of: Planner, theta: float) -> None:
+    """Their powers are finite, and so are the reciprocals."""
+    release, _ = write_h3_hub(hub)
+    (release / "transformer/config.json").write_text(json.dumps(CONFIG | {"rope_theta": theta}))
+    assert plan_of(NATIVE_MODEL, native_options(hub)).outputs
+
+
+def test_a_field_of_two_names_and_one_value_is_said_once(hub: Path, plan_of: Planner) -> None:
+    """By its native name."""
+    release, _ = write_h3_hub(hub)
+    (release / "transformer/config.json").write_text(json.dumps(CONFIG | {"ffn_hidden_size": CONFIG["ffn_dim"]}))
+    outputs = plan_of(NATIVE_MODEL, native_options(hub)).outputs
+    [config] = [file for file in outputs if file.path == "FL2VA/transformer/config.json"]
+    assert isinstance(config, GeneratedFile)
+    said = json.loads(config.data)
+    assert said["ffn_hidden_size"] == CONFIG["ffn_dim"]
+    assert "ffn_dim" not in said
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -97,11 +117,22 @@ def test_a_base_that_is_another_model(hub: Path, plan_of: Planner, change: dict[
         ({"num_layers": 10**9}, "config-value"),
         ({"rope_theta": "x"}, "config-value"),
         ({"rope_theta": 0}, "config-value"),
+        ({"rope_theta": -1.0}, "config-value"),
+        ({"rope_theta": 5e-324}, "config-value"),
+        ({"rope_theta": 0.5}, "config-value"),
+        ({"rope_theta": 1e308}, "config-value"),
+        ({"rope_theta": 10**400}, "bad-json"),
+        ({"rope_freq_dim": 10**9}, "config-value"),
+        ({"ffn_hidden_size": 999}, "config-value"),
+        ({"latents_dim": None}, "config-value"),
+        ({"rope_inv_freq_len": 999}, "config-value"),
+        ({"adaln_out_features": 1}, "config-value"),
+        ({"final_adaln_out_features": "x"}, "config-value"),
         ({"num_layers": 3}, "not-diffusers-h3"),
     ],
 )
 def test_a_config_that_is_not_of_these_weights(hub: Path, plan_of: Planner, change: dict[str, Any], code: str) -> None:
-    """Heads that do not make up the rows, layers that are not there, numbers that are none."""
+    """Heads that do not make up the rows, layers that are not there, numbers that are none, one field of two values."""
     release, _ = write_h3_hub(hub)
     (release / "transformer/config.json").write_text(json.dumps(CONFIG | change))
     with pytest.raises(BrokenInput) as caught:

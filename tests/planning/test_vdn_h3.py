@@ -254,6 +254,7 @@ def test_a_shard_by_the_name_of_a_file_that_is_made_is_refused(
         (f"{TRANSFORMER}/config.json", setting(rope_freq_dim=None), "rope_freq_dim is None"),
         (f"{TRANSFORMER}/config.json", setting(rope_freq_dim=True), "rope_freq_dim is True"),
         (f"{TRANSFORMER}/config.json", setting(rope_freq_dim=-1), "expected a positive integer"),
+        (f"{TRANSFORMER}/config.json", setting(rope_freq_dim=10**9), "expected a positive integer up to 10000"),
         (f"{TRANSFORMER}/config.json", being([]), "expected an object"),
         ("h3-base/vae/config.json", setting(decoder_num_attention_heads="3"), "decoder_num_attention_heads"),
         ("h3-base/vae/config.json", setting(decoder_num_attention_heads=4), "rows (4 heads of 16)"),
