@@ -10,9 +10,9 @@ from overlay.formats.licenses import LICENSES_FOLDER, is_license
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-__all__ = ["DATA_SUFFIXES", "MAGIC_LENGTH", "git_folder", "is_hidden", "why_no_data", "why_not_by_name"]
+__all__ = ["MAGIC_LENGTH", "git_folder", "is_hidden", "why_no_data", "why_not_by_name"]
 
-DATA_SUFFIXES = (
+_DATA_SUFFIXES = (
     *(".safetensors", ".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".csv", ".tsv", ".jinja", ".jinja2"),
     *(".model", ".vocab", ".merges", ".bpe", ".spm", ".tiktoken"),  # of tokenizers
     *(".png", ".jpg", ".jpeg", ".webp", ".gif", ".wav", ".flac", ".mp3", ".mp4"),
@@ -69,12 +69,14 @@ def why_not_by_name(path: str) -> str | None:
         return "a hidden file or folder, such as tools take their settings from"
     if path.partition("/")[0].lower() == LICENSES_FOLDER:
         return f"a file in {LICENSES_FOLDER}/, which holds what the repos themselves say"
-    if dot and stem and f".{suffix.lower()}" in DATA_SUFFIXES:
+    if dot and stem and f".{suffix.lower()}" in _DATA_SUFFIXES:
         return None
     if not dot and (is_license(name) or name.upper() == "README"):
         return None
     kind = f".{suffix}" if dot else "no suffix"
-    return f"a file of a kind that no model needs ({kind}); expected {', '.join(DATA_SUFFIXES)}"
+    return (
+        f"a file of a kind that no model needs ({kind}); expected .safetensors, .json and others that hold data alone"
+    )
 
 
 def why_no_data(first: bytes) -> str | None:

@@ -117,14 +117,14 @@ def test_it_reads_the_hubs_cache_and_nothing_beside(tmp_path: Path, monkeypatch:
         "    raise RuntimeError('the token could be read')\n"
     )
     scripted_hub(tmp_path / "hub", script)
-    add_repo(tmp_path / "hub", "acme/need", commit("c"), {"a/b.txt": "needed"})
+    add_repo(tmp_path / "hub", "acme/need", commit("c"), {"a/b.txt": '"needed"'})
     with HubServer(tmp_path / "hub") as server, client_of(server, monkeypatch, tmp_path / "hf/hub"):
         (tmp_path / "hf").mkdir()
         (tmp_path / "hf/token").write_text("hf_secret")
         needs = f"needs: [{{repo: acme/need, revision: {commit('c')}}}]"
         done = materialize(MODEL, replace(scripted_options(tmp_path, script, needs=needs), hub=None))
     assert done.path is not None
-    assert files_of(done.path)["unet/config.json"] == b"needed"
+    assert files_of(done.path)["unet/config.json"] == b'"needed"'
     assert json.loads((done.path / RECORD_NAME).read_bytes())["run"]["claimed"] == ["unet/w.safetensors"]
     assert done.counters.downloaded == 16
 
@@ -135,6 +135,7 @@ def test_it_reads_the_hubs_cache_and_nothing_beside(tmp_path: Path, monkeypatch:
         ("raise RuntimeError('no luck')", "script-failed", "materialize.py: line 3: RuntimeError: no luck$"),
         ("raise RuntimeError('first\\nsecond')", "script-failed", "line 3: RuntimeError: first$"),
         ("raise RuntimeError('x' * 60_000)", "script-failed", "line 3: RuntimeError: x{100,}…$"),
+        ("print('lie', flush=True); import os; os._exit(91)", "script-failed", "materialize.py: .*(printed: lie|91)$"),
         ("import os; os._exit(3)", "script-failed", "ended with status 3$"),
         ("Path(source_dir, 'unet/w.safetensors').write_bytes(b'')", "script-failed", "OSError|PermissionError"),
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "script-failed", "Error"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -10,9 +11,9 @@ from overlay.cache import is_small
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, OverlayError
 from overlay.fingerprint import file_digest
-from overlay.formats.files import safe_path
+from overlay.formats.files import MAX_CHECKED_FILE, safe_path
 from overlay.formats.header import read_header
-from overlay.formats.local import open_file
+from overlay.formats.local import open_file, read_span
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.tree_files import MAGIC_LENGTH, why_no_data, why_not_by_name
 from overlay.formats.wording import format_bytes, some
@@ -51,7 +52,7 @@ def check_output(files: Sequence[LeftFile], stage: Stage, where: str) -> None:
     for file in files:
         _check_file(file, stage, where)
     if why := sglang.why_incomplete(stage.output, sglang.release_of(None), by_path=True):
-        raise _bad(where, f"left a tree that no server loads: {some(why)}", ".")
+        raise _bad(where, f"left a tree that no server loads: {some(why).replace(f'{stage.output}/', '')}", ".")
 
 
 def _check_file(file: LeftFile, stage: Stage, where: str) -> None:
@@ -67,14 +68,24 @@ def _check_file(file: LeftFile, stage: Stage, where: str) -> None:
         if path.lower().endswith(".safetensors"):
             read_header(stage.output / path)
             return
-        with open_file(stage.output / path) as (descriptor, _):
+        with open_file(stage.output / path) as (descriptor, found):
             if (why := why_no_data(os.pread(descriptor, MAGIC_LENGTH, 0))) is not None:
                 raise _bad(where, f"left {path}, which is {why}", path)
+            if path.endswith(".json") and found.st_size <= MAX_CHECKED_FILE:
+                _check_json(read_span(descriptor, 0, found.st_size), path, where)
     except OverlayError as error:
         if error.code == "script-output":
             raise
-        found = error.message.replace(f"{stage.output}/", "")
-        raise _bad(where, f"left a file that is not what its name says: {found}", path) from error
+        said = error.message.replace(f"{stage.output}/", "")
+        raise _bad(where, f"left a file that is not what its name says: {said}", path) from error
+
+
+def _check_json(data: bytes, path: str, where: str) -> None:
+    """As servers read it, who take NaN and a key given twice."""
+    try:
+        json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise _bad(where, f"left {path}, which is no JSON ({error})", path) from error
 
 
 def take_output(

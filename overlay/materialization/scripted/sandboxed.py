@@ -153,5 +153,7 @@ def _of_failure(words: str, printed: str, where: str) -> tuple[str, str]:
             )
         elif module := _NO_MODULE.search(line):
             hint = f"install {module[1].partition('.')[0]} beside overlay, or add its wheel to the entry's needs"
+    elif not words.startswith(_NOT_RAISED):
+        words = f"failed; the last that it printed: {words}"
     words = words if len(words) <= _LONGEST_LINE else f"{words[:_LONGEST_LINE]}…"
     return words, hint
