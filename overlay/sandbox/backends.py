@@ -44,6 +44,7 @@ _PROC = (
 )
 """Of itself no more than libraries read: not mem, net, mountinfo, cgroup."""
 
+_MOST_BOUND = 2500  # bwrap takes 9000 words
 _LEAST_ABI, _ABI_OF_SCOPES = 3, 6  # Linux 6.2: no truncation of others' files; 6.12: no signals to others
 _OPEN_FILES, _OPEN_FILES_OF_ALL, _FEWEST_OPEN_FILES = 1024, 2**16, 128  # the guard looks at each of them
 _TO_BECOME_ANOTHER = 0b11100011  # CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID
@@ -64,7 +65,7 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
     write = _with_real((job.output_dir, scratch))
     if backend == "bubblewrap":
         abi, signals = _landlock_abi_or_none(), True
-        wrapper = _bubblewrap(read, write, scratch, user)
+        wrapper = _bubblewrap(_in_view(read, abi), write, scratch, user)
     else:
         abi, wrapper = _landlock_abi(), []
         signals = abi >= _ABI_OF_SCOPES
@@ -162,6 +163,17 @@ def _bubblewrap(read: list[str], write: list[str], scratch: Path, user: int | No
     for path in write:
         command += ["--bind", path, path]
     return [*command, "--remount-ro", "/", "--chdir", str(scratch), "--"]
+
+
+def _in_view(read: list[str], abi: int | None) -> list[str]:
+    """What bubblewrap shows of the filesystem: of very many files the folders, where Landlock opens but these files."""
+    if len(read) <= _MOST_BOUND:
+        return read
+    if abi is None:
+        raise Unusable(
+            f"bwrap takes {_MOST_BOUND} inputs, found {len(read)}; more need Landlock in the kernel (Linux 6.2)"
+        )
+    return _with_real(path if path.is_dir() else path.parent for path in map(Path, read))
 
 
 def _landlock_abi() -> int:

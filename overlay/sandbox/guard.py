@@ -27,7 +27,7 @@ from overlay.sandbox.usage import descendants, measured
 __all__ = ["main"]
 
 _PR_SET_CHILD_SUBREAPER = 36
-_SHORTEST = 0.02  # seconds between two looks; longer where a look takes long, so that looking takes a quarter at most
+_SHORTEST, _LONGEST = 0.02, 0.2  # seconds between two looks; longer where a look takes long
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def main() -> None:
             peak, most = max(peak, usage.memory), max(most, processes)
             used = {"memory": usage.memory, "processes": processes, "disk": disk.used}
             over = _over(used | {"seconds": time.monotonic() - began}, order["limits"])
-            pause = max(_SHORTEST, 3 * (time.monotonic() - before))
+            pause = min(max(_SHORTEST, 3 * (time.monotonic() - before)), _LONGEST)
         disk.end()
     except BrokenPipeError:
         pass  # it ended before it had read all of its order

@@ -17,6 +17,7 @@ import resource
 import select
 import signal
 import sys
+import time
 import traceback
 from types import ModuleType
 from typing import Any, NoReturn
@@ -26,6 +27,8 @@ CONFINED = b"confined\n"
 """Said to the guard before the script runs; then, once it has ended, one JSON object."""
 FAILED, REFUSED = 91, 92
 """Exit statuses of the script's process where it raised something; where that is that it may start no process."""
+
+_GRACE = 0.3  # seconds; helpers of libraries end when they see that the script has
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 4, 8, 22
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_SET_THP_DISABLE = 36, 38, 41
@@ -205,15 +208,21 @@ def _watch(script: int, channel: int) -> NoReturn:
 def _ended(script: int) -> dict[str, Any] | None:
     """Take in what has ended; once the script's process has, its status, and whether others that it started still run.
 
-    They would be killed now, so the script cannot have meant to leave them.
+    They would be killed now, so the script cannot have meant to leave them; those that are about to end may do so.
     """
-    status = None
+    status, until = None, None
     try:
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            status = os.waitstatus_to_exitcode(found[1]) if found[0] == script else status
+        while until is None or time.monotonic() < until:
+            pid, found = os.waitpid(-1, os.WNOHANG)
+            if pid == script:
+                status, until = os.waitstatus_to_exitcode(found), time.monotonic() + _GRACE
+            elif pid == 0 and until is None:
+                return None
+            elif pid == 0:
+                time.sleep(0.005)
     except ChildProcessError:
         return {"status": status, "left": False}
-    return None if status is None else {"status": status, "left": True}
+    return {"status": status, "left": True}
 
 
 if __name__ == "__main__":

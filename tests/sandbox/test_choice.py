@@ -6,6 +6,7 @@ import ctypes
 import os
 import stat
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,17 @@ def test_a_sandbox_that_lets_a_script_out_is_not_used(tmp_path: Path, monkeypatc
     assert "a script could" in found
     assert "read other files" in found
     assert "open sockets" not in found  # of the two that stop this one is left
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder in which a sandbox was tried goes at the next try, if its owner is gone."""
+    left = Path(tempfile.gettempdir()) / f"overlay-probe-{'0' * 12}"
+    monkeypatch.setattr("overlay.cache.staging.is_abandoned", lambda folder, _: folder == left)
+    (left / "in").mkdir(parents=True)
+
+    why_not("landlock")
+
+    assert not left.exists()
 
 
 @pytest.mark.parametrize(("version", "words"), [(-1, "Linux 6.2"), (2, "version 2 here")])

@@ -16,7 +16,7 @@ import pytest
 from support.sandboxes import JOB_LIMITS, SANDBOXES, job_of, left_running
 
 from overlay.errors import BrokenInput, Untrusted
-from overlay.sandbox import LeftFile, run
+from overlay.sandbox import LeftFile, backends, run
 
 if TYPE_CHECKING:
     from overlay.sandbox import Ran, Sandbox
@@ -90,6 +90,7 @@ def materialize(**given):
     assert {"HF_HUB_OFFLINE", "HOME", "TMPDIR", "USER", "LANG"} == set(environ) - {"PWD", "LC_CTYPE"}
     assert isolated
     assert folder == []
+    assert Path(environ["HOME"]).parent == tmp_path  # beside the output: the same disk, and gone with its folder
     assert not Path(environ["HOME"]).exists()
 
 
@@ -140,7 +141,8 @@ def test_a_link_counts_by_its_end(tmp_path: Path, sandbox: Sandbox, link: str) -
         ("x = 1", "has no attribute 'materialize'"),
         ("def materialize(", "SyntaxError"),
         ("import os\ndef materialize(**_): os._exit(3)", "ended with status 3"),
-        ("import os\ndef materialize(**_): os.abort()", "status 134|signal 6"),
+        ("import os\ndef materialize(**_): os.abort()", "was killed by signal 6"),
+        ("import os\ndef materialize(**_): os.kill(os.getpid(), 15)", "was killed by signal 15|not permitted"),
     ],
 )
 def test_a_failure_is_told(tmp_path: Path, sandbox: Sandbox, script: str, message: str) -> None:
@@ -180,20 +182,72 @@ def materialize(*, output_dir, **_):
     assert set(ran(tmp_path, sandbox, script).output_tail.split()) == {"thread", "program", "fork"}
 
 
+def test_orphans_that_end_are_taken_in(tmp_path: Path, sandbox: Sandbox) -> None:
+    """Processes that lost their parent and ended are not left behind, however many."""
+    script = """
+import os
+def materialize(**_):
+    for _ in range(3 * 32):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.fork()
+            os._exit(0)
+        os.wait()
+        os.close(writer)
+        os.read(reader, 1)
+        os.close(reader)
+"""
+    assert ran(tmp_path, sandbox, script).files == ()
+
+
+def test_many_inputs_are_readable_and_their_neighbours_not(
+    tmp_path: Path, sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More files than bubblewrap takes words are in view by their folder, of which only they can be read."""
+    monkeypatch.setattr(backends, "_MOST_BOUND", 40)
+    (tmp_path / "blobs").mkdir()
+    for number in range(60):
+        (tmp_path / f"blobs/{number}").write_text(str(number))
+    (tmp_path / "blobs/other").write_text("secret")
+    script = "def materialize(*, manifest, **_):\n    for name in (*range(60), 'other'):\n"
+    script += "        print(open(f\"{manifest['blobs']}/{name}\").read(), end=' ', flush=True)"
+    job = job_of(
+        tmp_path,
+        script,
+        {"blobs": str(tmp_path / "blobs")},
+        readable=tuple(tmp_path / f"blobs/{number}" for number in range(60)),
+    )
+
+    with pytest.raises(BrokenInput, match="PermissionError") as caught:
+        run(job, quiet, sandbox=sandbox)
+
+    assert caught.value.data["output"].startswith("".join(f"{number} " for number in range(60)) + "Traceback")
+
+
+def test_a_folder_closed_to_everybody_is_no_limit(tmp_path: Path, sandbox: Sandbox) -> None:
+    """A folder of mode 0 is looked into all the same, and taken over."""
+    script = "import os\ndef materialize(*, output_dir, **_):\n    os.umask(0)\n    os.mkdir(output_dir + '/shut', 0)"
+
+    assert ran(tmp_path, sandbox, script).files == ()
+
+
 def test_without_its_guard_nothing_goes_on(tmp_path: Path, sandbox: Sandbox) -> None:
-    """A guard that the system kills is no success, and the script ends with it."""
+    """A guard that the system kills is no success; the script ends with it, and so do processes that it started."""
 
     def kill_guard(_: str) -> None:
         for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
             if b"overlay.sandbox.guard" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(int(child), signal.SIGKILL)
 
+    began = time.monotonic()
     with pytest.raises(Untrusted, match="its guard ended with status -9"):
-        run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), kill_guard, sandbox=sandbox)
+        run(job_of(tmp_path, FORKED, limits=replace(JOB_LIMITS, seconds=50)), kill_guard, sandbox=sandbox)
 
+    assert time.monotonic() - began < 30
     assert left_running() == []
 
 
+FORKED = "import os, time\ndef materialize(**_):\n    if os.fork(): print('started', flush=True)\n    time.sleep(60)"
 SLEEP = "import time\ndef materialize(**_):\n    print('started', flush=True)\n    time.sleep(60)"
 
 
