@@ -1,8 +1,8 @@
 """Our link in the place of a folder that a server built, with a model at the location at every moment.
 
 ``renameat2(RENAME_EXCHANGE)`` swaps the two in one step. Where kernel or filesystem lacks it, two renames do, and for a
-moment between them nothing is there. The folder goes with the staging folder that takes it; a process that has files of
-it open reads on, and the inodes of what the cache links live on.
+moment between them nothing is there. The folder goes with the staging folder that takes it, unless something came into
+it at the last moment; a process that has files of it open reads on, and the inodes of what the cache links live on.
 """
 
 from __future__ import annotations
@@ -10,26 +10,56 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import fsync, make_folder, writing
 from overlay.cache.staging import staging
 from overlay.cache.trees import check_locations, link_text, swing_location
-from overlay.errors import TryAgain
+from overlay.errors import CannotWrite, TryAgain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["replace_folder"]
+__all__ = ["replace_folder", "require_replaceable"]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY}
 
 
-def replace_folder(root: CacheRoot, name: str, tree: str, folder: os.stat_result, notes: list[str]) -> Path:
+def require_replaceable(root: CacheRoot, name: str) -> None:
+    """Find out before the work whether this user may take the folder at a location away. Writes nothing.
+
+    Raises:
+        CannotWrite: ``not-permitted``.
+    """
+    location = root.location(name)
+    folder, parent = location.stat(), location.parent.stat()
+    places = [place for place in (location.parent, location) if not os.access(place, os.W_OK | os.X_OK)]
+    if parent.st_mode & stat.S_ISVTX and os.geteuid() not in (0, folder.st_uid, parent.st_uid):
+        places.append(location)
+    if places:
+        raise CannotWrite(
+            f"{places[0]}: belongs to another user (uid {places[0].stat().st_uid}), and the folder cannot be replaced",
+            code="not-permitted",
+            hint=f"adopt as the owner of the folder: ls -ld {location.parent} {location}",
+            where=str(places[0]),
+            path=str(places[0]),
+        )
+
+
+def replace_folder(
+    root: CacheRoot,
+    name: str,
+    tree: str,
+    folder: os.stat_result,
+    changed: Callable[[Path], str],
+    notes: list[str],
+) -> Path:
     """Make a location point to a tree where a real folder is, which is removed.
 
     Args:
@@ -37,7 +67,9 @@ def replace_folder(root: CacheRoot, name: str, tree: str, folder: os.stat_result
         name: Of the location.
         tree: Of the tree, which is published.
         folder: Stat of the folder that may be removed.
-        notes: Takes a sentence where it could not be done in one step.
+        changed: Tells what is in the folder, wherever that lies, and was not when it was looked at; empty where nothing
+            is. Asked when the folder is out of its place; one of which it says something is kept.
+        notes: Takes a sentence where it could not be done in one step, or something is left.
 
     Raises:
         TryAgain: Another folder is there than ``folder``.
@@ -62,14 +94,46 @@ def replace_folder(root: CacheRoot, name: str, tree: str, folder: os.stat_result
                 path=str(location),
             )
         with writing(root, f"exchange materialized_models/{name} for a link"):
+            old = link
             if not _exchange(link, location):
+                old = _free_name(location)
+                _rename_twice(link, location, old)
                 notes.append(
-                    f"{location}: exchanged in two renames (no RENAME_EXCHANGE here): for a moment it was gone"
+                    f"{location}: exchanged in two renames (no RENAME_EXCHANGE here): for a moment nothing was there"
                 )
-                _rename_twice(link, location, aside / f"{name}.old")
         with writing(root, f"fsync {location.parent.name}"):
             fsync(location.parent)
+        _remove_or_keep(root, location, old, aside, changed(old), notes)
+    if os.path.lexists(aside):
+        notes.append(f"{aside}: what is left of the server's folder could not be removed; its owner may: rm -r {aside}")
     return location
+
+
+def _remove_or_keep(root: CacheRoot, location: Path, old: Path, aside: Path, what: str, notes: list[str]) -> None:
+    """Let a folder go with ``aside``; or, with something in it that nobody looked at, keep it beside the location."""
+    if not what:
+        if old.parent != aside:
+            with writing(root, f"rename {old.name} aside"):
+                old.rename(aside / location.name)
+        return
+    if old.parent == aside:
+        kept = _free_name(location)
+        with writing(root, f"rename the folder to {kept.name}"):
+            try:
+                old.rename(kept)
+            except OSError:
+                _exchange(old, location)
+                raise
+        old = kept
+    notes.append(f"{old}: the server's folder is kept, because {what} came or changed at the last moment")
+
+
+def _free_name(location: Path) -> Path:
+    """A name beside the location that nobody looks for."""
+    number = 1
+    while os.path.lexists(place := location.with_name(f"{location.name}.kept-{number}")):
+        number += 1
+    return place
 
 
 def _exchange(a: Path, b: Path) -> bool:

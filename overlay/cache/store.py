@@ -149,7 +149,7 @@ class Cache:
         mode: LinkMode,
         *,
         shared_store: bool,
-        check: Callable[[], None] | None = None,
+        check: Callable[[Path], None] | None = None,
     ) -> LinkResult:
         """Bring an input file in as an object.
 
@@ -159,8 +159,8 @@ class Cache:
             mode: ``auto``, or the one way that is allowed.
             shared_store: The file lies in a store that nobody edits (the Hub's cache), so ``auto`` may share the inode
                 of one that is large.
-            check: Called between copy and object: raises if the source is not what it was. Not for a hardlink, which
-                is no copy and changes the source's ctime.
+            check: Called with the copy before it becomes an object: raises if it, or the source, is not what it was.
+                Not for a hardlink, which is no copy and changes the source's ctime.
 
         Raises:
             NotHere: The source is gone.
@@ -179,7 +179,7 @@ class Cache:
             if staged.stat().st_size != size:
                 raise input_changed(source, size, staged.stat().st_size)
             if check is not None and how != "hardlink":
-                check()
+                check(staged)
             return LinkResult(how, size, self.adopt_file(staged, digest))
 
     def place_file(self, source: Path, dest: Path, small: bool) -> LinkResult:  # noqa: FBT001 - what the file is, not a switch
@@ -263,11 +263,17 @@ class Cache:
         """See :func:`overlay.cache.trees.swing_location`."""
         return trees.swing_location(self.root, name, tree)
 
-    def replace_folder(self, name: str, tree: str, folder: os.stat_result) -> Path:
+    def require_replaceable(self, name: str) -> None:
+        """See :func:`overlay.cache.replacing.require_replaceable`."""
+        from overlay.cache import replacing  # as below
+
+        replacing.require_replaceable(self.root, name)
+
+    def replace_folder(self, name: str, tree: str, *, folder: os.stat_result, changed: Callable[[Path], str]) -> Path:
         """See :func:`overlay.cache.replacing.replace_folder`."""
         from overlay.cache import replacing  # loads the C library, which only an adoption needs
 
-        return replacing.replace_folder(self.root, name, tree, folder, self.notes)
+        return replacing.replace_folder(self.root, name, tree, folder, changed, self.notes)
 
     def drop_location(self, name: str) -> None:
         """Remove a location that leads nowhere any more."""

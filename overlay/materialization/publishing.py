@@ -64,23 +64,29 @@ def seal(work: Work, made: Made, identity: Mapping[str, Any], run: Mapping[str, 
 
 
 def publish(
-    work: Work, made: Made, cache: Cache, sealed: Sealed, swing: Callable[[str, str], Path] | None = None
+    work: Work,
+    made: Made,
+    cache: Cache,
+    sealed: Sealed,
+    swing: Callable[[str, str], Path] | None = None,
+    is_sound: Callable[[Path], bool] | None = None,
 ) -> Published:
     """Move the tree in, swing the location.
 
     Args:
         swing: Called with the names of location and tree, where the location is to be swung in another way.
+        is_sound: Whether a tree that is there already may stay, where a quick look is not enough.
     """
-    tree = cache.tree_path(sealed.name)
+    tree, is_sound = cache.tree_path(sealed.name), is_sound or sealed.is_sound
     result: Result = "reused" if work.is_done else "built"
     with where_one_may(hold(cache.root, sealed.name)):  # what is found here stays until its location leads to it
-        if tree.is_dir() and sealed.is_sound(tree):
+        if tree.is_dir() and is_sound(tree):
             if work.is_done and cache.location_target(work.plan.location) == tree:
                 result = "present"
         else:
             with cache.staging() as staging:
                 sinks.place_tree(work, made, cache, staging / "tree", sealed.record)
-                published = cache.publish_tree(staging / "tree", sealed.name, verify=sealed.is_sound)
+                published = cache.publish_tree(staging / "tree", sealed.name, verify=is_sound)
             if published.result == "adopted":
                 result = "adopted"
         location = (swing or cache.swing_location)(work.plan.location, sealed.name)

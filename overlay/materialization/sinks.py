@@ -61,7 +61,9 @@ class CacheSink:
         shared = self.repos[source.repo].shared_store
 
         def link(mode: LinkMode) -> LinkResult:
-            return self.cache.link_object(path, digest, mode, shared_store=shared, check=lambda: self.checks.wait(step))
+            return self.cache.link_object(
+                path, digest, mode, shared_store=shared, check=lambda _copy: self.checks.wait(step)
+            )
 
         linked = self.fallback.bring(step, path, link)
         if step.found.action:

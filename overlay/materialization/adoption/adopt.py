@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Literal
 from overlay.cache.presence import building
 from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location, check_locations
-from overlay.errors import CheckFailed, InvalidUsage, NotHere, TryAgain
+from overlay.errors import CheckFailed, InvalidUsage, NotHere, OverlayError
+from overlay.formats.local import explain_os_error
 from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.wording import some
 from overlay.materialization.adoption.compare import compare_computed, compare_known, compare_small
-from overlay.materialization.adoption.survey import AdoptionWork, in_shared_store, survey_adoption
+from overlay.materialization.adoption.found import FoundFolder
+from overlay.materialization.adoption.taking import Taking
 from overlay.materialization.adoption.target import (
     check_marker,
+    entries_in,
     files_in,
     find_target,
     require_files,
@@ -32,8 +35,7 @@ from overlay.materialization.inputs import file_identity
 from overlay.materialization.job import Job
 from overlay.materialization.learning import learn
 from overlay.materialization.locking.deviations import deviations
-from overlay.materialization.locking.in_force import lock_in_force, why_not_comparable
-from overlay.materialization.lookup import remember
+from overlay.materialization.locking.in_force import lock_in_force
 from overlay.materialization.materialize import (
     identity_of_work,
     inventory_of,
@@ -47,21 +49,20 @@ from overlay.materialization.resolve import prewarm_words
 from overlay.materialization.sealing import run_report
 from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.survey import Counters, downloading_counters, learning_counters
-from overlay.planning.outputs import CarriedFile
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from overlay.cache import Cache, LinkMode
+    from overlay.cache import Cache
+    from overlay.materialization.adoption.survey import AdoptionWork
     from overlay.materialization.build import Linked, Made
     from overlay.materialization.locking.in_force import LockInForce
     from overlay.materialization.request import Phase
     from overlay.materialization.survey import Step
     from overlay.planning.plan import Plan
-    from overlay.registry import Resolution
-    from overlay.registry.lock import Expected
+    from overlay.registry import Registry, Resolution
 
 __all__ = ["Adoption", "adopt", "plan_adoption"]
 
@@ -89,54 +90,6 @@ class Adoption:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """A folder whose marker and names are those of the plan.
-
-    Attributes:
-        seen: What tells that each file is still the one that was compared, and that the folder is.
-    """
-
-    job: Job
-    in_force: LockInForce | None
-    plan: Plan
-    folder: Path
-    absent: frozenset[str]
-    seen: Mapping[Path, tuple[int, ...]]
-    status: os.stat_result
-
-    @property
-    def expected(self) -> Expected | None:
-        """What the lock in force expects of a build by this rule and program."""
-        expected = self.in_force.locked.expected if self.in_force else None
-        return None if expected is None or why_not_comparable(expected, self.job.options.rule) else expected
-
-    @property
-    def is_at_location(self) -> bool:
-        """Whether the folder is where servers look, so that our link takes its place."""
-        location = self.job.cache.location_path(self.plan.location)
-        return not location.is_symlink() and location.is_dir() and os.path.samestat(location.stat(), self.status)
-
-    def survey(self, tensors: TensorDigests) -> AdoptionWork:
-        """What is to be done."""
-        return survey_adoption(self.folder, self.plan, self.absent, self.job, self.expected, tensors)
-
-    def require_unchanged(self) -> None:
-        """Refuse to go on with files that are not those that were compared.
-
-        Raises:
-            TryAgain: Somebody wrote into the folder.
-        """
-        for path, seen in self.seen.items():
-            if not path.is_file() or file_identity(path) != seen:
-                raise TryAgain(
-                    f"{path}: another file than at first: it was changed while this ran",
-                    code="input-changed",
-                    hint="let whatever writes it finish, then run the same command again",
-                    path=str(path),
-                )
-
-
 def plan_adoption(target: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> AdoptionWork | None:
     """What :func:`adopt` would do: the marker, names and sizes are checked, no weight is compared, nothing is written.
 
@@ -147,7 +100,7 @@ def plan_adoption(target: str, options: Options = DEFAULTS, *, phase: Phase = si
         OverlayError: As :func:`adopt` up to its first comparison.
     """
     run = _begin(target, options, phase, write=False)
-    return run.survey(TensorDigests(run.job.cache.root)) if isinstance(run, _Run) else None
+    return run.survey(TensorDigests(run.job.cache.root)) if isinstance(run, FoundFolder) else None
 
 
 def adopt(
@@ -175,44 +128,73 @@ def adopt(
     run = _begin(target, options, phase, write=True)
     if isinstance(run, Adoption):
         return replace(run, seconds=time.monotonic() - started)
-    job, cache, inventory = run.job, run.job.cache, run.job.inventory
+    cache = run.job.cache
     with cache.lock(run.plan.location, timeout=options.lock_timeout, on_wait=on_wait), building(cache.root):
+        # Another run may have adopted it, or built the model, while this one waited.
+        done = _published(run.job.inventory.resolution, load_registry(options.registry), options)
+        done = done or _adopted(run, phase, started)
+    return replace(done, seconds=time.monotonic() - started)
+
+
+def _adopted(run: FoundFolder, phase: Phase, started: float) -> Adoption:
+    """Compare, take and publish, under the lock of the location."""
+    job, cache, inventory, options = run.job, run.job.cache, run.job.inventory, run.job.options
+    taking, swing = Taking(run), partial(_swing, run, is_at_location=run.is_at_location)
+    adoption = _settled(run, phase)
+    if taking.drop_damaged(adoption.known()):
         adoption = _settled(run, phase)
-        cache.require_room(adoption.work.room)
-        with telling_what_else(inventory.resolution, options):
-            compare_small(run.folder, run.plan)
-            compare_known(run.folder, adoption.work, run.expected, job.memo, options.jobs, phase)
-            made, engine = compare_computed(run.folder, job, adoption.work)
-        run.require_unchanged()
-        _require_expected(run, made)
+    cache.require_room(adoption.work.room)
+    with telling_what_else(inventory.resolution, options):
+        compare_small(run.folder, run.plan)
+        compare_known(run.folder, adoption.work, run.expected, job.memo, options.jobs, phase)
+        made, engine = compare_computed(run.folder, job, adoption.work)
+    run.require_unchanged()
+    _require_expected(run, made)
+    _make_absent(job, adoption, made)
+    if taking.drop_damaged(made.files[path] for path in run.absent):
         _make_absent(job, adoption, made)
-        blobs = sha256_of_blobs(adoption.work, made, inventory)
-        if run.in_force is not None:
-            run.in_force.require_contents(blobs)
-        made.links = _taken(run, adoption, made)
+    blobs = sha256_of_blobs(adoption.work, made, inventory)
+    if run.in_force is not None:
+        run.in_force.require_contents(blobs)
+    tree: Path | None = None
+    try:
+        taking.take(adoption, made)
+        made.links |= taking.taken
         work = replace(adoption.work, steps=tuple(_as_taken(step, made.links) for step in adoption.work.steps))
         links = made.links | shared_with_sources(work, made, inventory.repos, cache)
         report = run_report(work, replace(made, links=links), engine, time.monotonic() - started)
-        adopted = sorted(path for path, how in made.links.items() if how != "present" and path not in run.absent)
+        adopted = sorted(path for path, how in taking.taken.items() if how != "present")
         sealed = seal(work, made, identity_of_work(work, inventory, blobs), {**report, "adopted": adopted})
-        swing = partial(cache.replace_folder, folder=run.status) if run.is_at_location else cache.swing_location
-        published = publish(work, made, cache, sealed, swing)
+        tree = cache.tree_path(sealed.name)
+        published = publish(work, made, cache, sealed, swing, partial(taking.is_sound, sealed))
+    except BaseException:
+        taking.forget_changed(adoption, made, tree)
+        raise
     if published.tree is None or published.location is None:
         raise AssertionError
     notes = (*run.plan.notes, *work.notes, *cache.notes)
     return Adoption(
-        run.plan.model,
-        published.tree,
-        published.location,
-        "adopted",
-        made.links,
-        work.counters,
-        time.monotonic() - started,
-        notes,
+        run.plan.model, published.tree, published.location, "adopted", made.links, work.counters, 0.0, notes
     )
 
 
-def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> _Run | Adoption:
+def _swing(run: FoundFolder, name: str, tree: str, *, is_at_location: bool) -> Path:
+    """Let the location lead to the tree; a folder that is there gives way if nobody wrote into it meanwhile."""
+    if not is_at_location or not os.path.lexists(run.folder):
+        return run.job.cache.swing_location(name, tree)
+    run.require_unchanged()
+    return run.job.cache.replace_folder(name, tree, folder=run.status, changed=run.changed)
+
+
+def _published(resolution: Resolution, registry: Registry, options: Options) -> Adoption | None:
+    """The model, if it is published."""
+    state = present_state(resolution, registry, options)
+    if state is None or state.tree is None or state.location is None:
+        return None
+    return Adoption(resolution.model, state.tree, state.location, "present", {}, Counters(), 0.0)
+
+
+def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> FoundFolder | Adoption:
     """Find the folder and hold its marker and its names against the plan; or find the model published."""
     registry = load_registry(options.registry)
     found = find_target(target, registry, options)
@@ -226,26 +208,40 @@ def _begin(target: str, options: Options, phase: Phase, *, write: bool) -> _Run 
             hint=shlex.join(["overlay", *prewarm_words(resolution.model, resolution, options)]),
             model=resolution.model,
         )
-    state = present_state(resolution, registry, options)
-    if state is not None and state.tree is not None and state.location is not None:
-        return Adoption(resolution.model, state.tree, state.location, "present", {}, Counters(), 0.0)
+    if done := _published(resolution, registry, options):
+        return done
     in_force = lock_in_force(resolution)
     cache = open_cache(options, create=write)
     memo = open_memo(cache, write=write)
     inventory = inventory_of(resolution, options, memo)
     plan = plan_of(inventory, in_force, replace(options, only=()), memo, phase)
-    folder = found.folder or _at_location(resolution, cache, plan, options)
-    with telling_what_else(resolution, options):
-        check_marker(folder, plan)
-        files = files_in(folder)
-        absent = require_files(folder, plan, files)
-    seen = {folder / path: file_identity(folder / path) for path in files}
-    run = _Run(Job(inventory, cache, memo, options, phase), in_force, plan, folder, absent, seen, folder.stat())
+    job = Job(inventory, cache, memo, options, phase)
+    try:
+        run = _look(found.folder or _at_location(resolution, cache, plan, options), plan, in_force, job)
+    except OverlayError:
+        if done := _published(resolution, registry, options):  # by another run, at this moment
+            return done
+        raise
     if run.is_at_location:
         check_locations(cache.root)
+        cache.require_replaceable(plan.location)
     else:
         check_location(cache.root, plan.location)
     return run
+
+
+def _look(folder: Path, plan: Plan, in_force: LockInForce | None, job: Job) -> FoundFolder:
+    """Hold the marker and the names of a folder against the plan."""
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise explain_os_error(folder, error) from error
+    with telling_what_else(job.inventory.resolution, job.options):
+        check_marker(folder, plan)
+        entries, files = entries_in(folder), files_in(folder)
+        absent = require_files(folder, plan, files)
+    seen = {path: file_identity(folder / path) for path in files}
+    return FoundFolder(job, in_force, plan, folder, absent, entries, seen, status)
 
 
 def _at_location(resolution: Resolution, cache: Cache, plan: Plan, options: Options) -> Path:
@@ -264,7 +260,7 @@ def _at_location(resolution: Resolution, cache: Cache, plan: Plan, options: Opti
     return location
 
 
-def _settled(run: _Run, phase: Phase) -> AdoptionWork:
+def _settled(run: FoundFolder, phase: Phase) -> AdoptionWork:
     """The survey, with adapters read first where what is to be computed hangs on their tensors."""
     job, tensors = run.job, TensorDigests(run.job.cache.root)
     adoption = run.survey(tensors)
@@ -287,7 +283,7 @@ def _make_absent(job: Job, adoption: AdoptionWork, made: Made) -> None:
     made.links |= own.links
 
 
-def _require_expected(run: _Run, made: Made) -> None:
+def _require_expected(run: FoundFolder, made: Made) -> None:
     """Hold what was found against the lock.
 
     Raises:
@@ -306,35 +302,6 @@ def _require_expected(run: _Run, made: Made) -> None:
             model=run.plan.model,
             files=[item.to_json() for item in differing],
         )
-
-
-def _taken(run: _Run, adoption: AdoptionWork, made: Made) -> dict[str, Linked]:
-    """Bring every file of the folder into the objects, and let it be found by its keys; says how each came.
-
-    Raises:
-        TryAgain: A file was changed since it was compared.
-    """
-    cache, links = run.job.cache, dict(made.links)
-    for step in adoption.work.steps:
-        if not adoption.in_folder(step):
-            continue
-        path, file = run.folder / step.output.path, made.files[step.output.path]
-        how = adoption.ways[step.output.path]
-        shared = in_shared_store(path, step, run.job)
-        mode: LinkMode = "copy" if how == "present" else how  # should the object be gone by now, which nobody expects
-        links[step.output.path] = cache.link_object(path, file.digest, mode, shared_store=shared).how
-        if isinstance(step.output, CarriedFile):
-            if step.found.action:
-                cache.put_action(step.found.action, {"digest": file.digest, "size": file.size})
-        elif step.found.entry is not file or how != "present":
-            remember(cache, step.output, step.found, file)
-    try:
-        run.require_unchanged()
-    except TryAgain:  # of what was written into since it was compared, no object may be left
-        for linked in (path for path, how in links.items() if how == "hardlink"):
-            cache.drop_object(made.files[linked].digest)
-        raise
-    return links
 
 
 def _as_taken(step: Step, links: Mapping[str, Linked]) -> Step:

@@ -21,7 +21,7 @@ from overlay.materialization.survey import (
     room_for,
     survey,
 )
-from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
@@ -31,12 +31,18 @@ if TYPE_CHECKING:
     from overlay.cache.tensors import TensorDigests
     from overlay.materialization.build import Linked
     from overlay.materialization.job import Job
+    from overlay.materialization.record import RecordedFile
     from overlay.materialization.survey import Step
     from overlay.planning.outputs import Input
     from overlay.planning.plan import Plan
     from overlay.registry.lock import Expected
 
 __all__ = ["AdoptionWork", "in_shared_store", "survey_adoption"]
+
+
+_PER_FILE, _PER_TENSOR = 8 * 4096, 1024
+"""Bytes that are written beside a file: folders, two action entries, what the memo knows of it, its part of the record,
+and the rest of a block for each. Entries and record name its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,11 @@ class AdoptionWork:
     def in_folder(self, step: Step) -> bool:
         """Whether it is a file of the folder that becomes an object."""
         return not isinstance(step.output, AliasFile | GeneratedFile) and step.output.path not in self.absent
+
+    def known(self) -> list[RecordedFile]:
+        """Outputs that the cache, or the lock in force, knows before they are compared."""
+        steps = [step for step in self.work.steps if not isinstance(step.output, AliasFile | GeneratedFile)]
+        return [step.found.entry for step in steps if step.found.entry is not None]
 
 
 def survey_adoption(
@@ -95,12 +106,13 @@ def survey_adoption(
     counters += learning_counters(unlearned, repos) + downloading_counters(missing, repos)
     copied = sum(step.size for step in taken if ways[step.output.path] == "copy")
     in_tree = sum(step.size for step in work.steps if is_small(step.output.path, step.size))
+    told = sum(_PER_FILE + _PER_TENSOR * _tensors_of(step) for step in work.steps)
     work = replace(
         work,
         counters=counters,
         missing=missing,
         unlearned=unlearned,
-        room=copied + in_tree + room_for(missing, repos, cache),
+        room=copied + in_tree + told + room_for(missing, repos, cache),
         notes=_notes(folder, ways, cache.location_path(plan.location)),
     )
     return AdoptionWork(folder, work, ways, absent)
@@ -133,11 +145,22 @@ def _bytes_compared(folder: Path, step: Step, job: Job) -> int:
         if here is not None and here.samefile(folder / step.output.path) and job.memo.knows(here):
             return 0  # the very file of the Hub's cache, whose digest was taken before
         return step.payload
+    entry = step.found.entry
+    is_object = entry is not None and job.cache.has_object(entry.digest, entry.size)
+    if entry is not None and is_object and not job.cache.object_path(entry.digest).samefile(folder / step.output.path):
+        return 2 * step.payload  # the object is read as well
     return step.payload + (step.bytes_read if is_computed(step) else 0)
 
 
 def _payload(steps: Iterable[Step], ways: Mapping[str, Linked], *of: Linked) -> int:
     return sum(step.payload for step in steps if ways[step.output.path] in of)
+
+
+def _tensors_of(step: Step) -> int:
+    output, entry = step.output, step.found.entry
+    if isinstance(output, SafetensorsFile):
+        return len(output.tensors)
+    return len(entry.tensors or ()) if entry is not None else 0
 
 
 def _missing(steps: Iterable[Step], job: Job) -> tuple[Input, ...]:

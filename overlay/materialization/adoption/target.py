@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere, OverlayError
 from overlay.formats.licenses import LICENSES_FOLDER
-from overlay.formats.local import read_small_file
+from overlay.formats.local import explain_os_error, read_small_file
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.strict_json import parse_object
 from overlay.formats.wording import counted, some
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from overlay.planning.plan import Plan
     from overlay.registry import Registry, Resolution
 
-__all__ = ["Target", "check_marker", "files_in", "find_target", "read_marker", "require_files", "telling_what_else"]
+__all__ = [
+    "Target",
+    "check_marker",
+    "entries_in",
+    "files_in",
+    "find_target",
+    "read_marker",
+    "require_files",
+    "telling_what_else",
+]
 
 _FIELDS = {
     "source_model_id",
@@ -146,24 +155,51 @@ def check_marker(folder: Path, plan: Plan) -> None:
         )
 
 
-def files_in(folder: Path) -> dict[str, os.stat_result]:
-    """Every file below a folder, by path; of a link, what it leads to.
+def files_in(folder: Path) -> tuple[str, ...]:
+    """Paths of every file and of every link to one below a folder.
 
     Raises:
         CheckFailed: Something that is neither a file nor a folder, or a link to a folder or to nothing.
+        OverlayError: A folder cannot be read (``formats.local``).
     """
-    found: dict[str, os.stat_result] = {}
-    for parent, folders, names in os.walk(folder):
-        links = [name for name in folders if Path(parent, name).is_symlink()]
-        for name in (*names, *links):
-            path = Path(parent, name)
-            try:
-                status = path.stat()
-            except OSError as error:
-                raise _strange(path, error.strerror or str(error)) from error
-            if not stat.S_ISREG(status.st_mode):
-                raise _strange(path, "neither a file nor a link to one")
-            found[path.relative_to(folder).as_posix()] = status
+    found = []
+    for name, entry in entries_in(folder).items():
+        path = folder / name
+        try:
+            mode = path.stat().st_mode
+        except OSError as error:
+            raise _strange(path, error.strerror or str(error)) from error
+        if stat.S_ISREG(mode):
+            found.append(name)
+        elif entry:
+            raise _strange(path, "neither a file nor a link to one")
+    return tuple(found)
+
+
+def entries_in(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Everything below a folder by path, with what tells that it is still the same; empty for a folder.
+
+    Of a link it is the link itself. Times of the last change of an inode are not asked, which our links move.
+
+    Raises:
+        OverlayError: A folder cannot be read (``formats.local``).
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    folders = [folder]
+    while folders:
+        place = folders.pop()
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
+                    path = Path(entry.path)
+                    identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+                    found[path.relative_to(folder).as_posix()] = () if is_folder else identity
+                    if is_folder:
+                        folders.append(path)
+        except OSError as error:
+            raise explain_os_error(place, error) from error
     return found
 
 
