@@ -1,4 +1,4 @@
-"""What a sandbox has on disk: in the folders that it may write, and in files that are open but have no name."""
+"""What takes long to look at: files in the folders that a sandbox may write, open files without a name, mappings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from overlay.sandbox.usage import MAX_ENTRIES, descendants, live, names, status_of
+from overlay.sandbox.usage import MAX_ENTRIES, descendants, live, mapping_memory, names, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["DiskWatch", "on_disk"]
+__all__ = ["SlowWatch", "on_disk"]
 
 _TOO_MUCH = 2**63
 _DEEPEST = 100
@@ -25,8 +25,8 @@ _STILL = 1.0  # seconds between two looks at processes that are stopped meanwhil
 _LONGEST_STOP = 0.2  # seconds to wait until all are stopped: one that waits for a disk cannot be
 
 
-class DiskWatch(threading.Thread):
-    """Looks at the disk beside all else, for that can take long.
+class SlowWatch(threading.Thread):
+    """Looks beside all else at what can take long: the disk, and how much is mapped.
 
     A file can be renamed, or handed to another process, just where a look has been. So every second or so, one is taken
     with all processes stopped.
@@ -39,7 +39,7 @@ class DiskWatch(threading.Thread):
 
     def __init__(self, folders: list[str], own: int) -> None:
         super().__init__(daemon=True)
-        self.used = 0
+        self.disk, self.mappings = 0, 0
         self._folders, self._own = folders, own
         self._ended = threading.Event()
 
@@ -50,7 +50,9 @@ class DiskWatch(threading.Thread):
             began = time.monotonic()
             still = began >= next_still
             with _stopped(self._own) if still else contextlib.nullcontext():
-                self.used = on_disk(self._folders) + _unlinked(descendants(os.getpid()))
+                pids = descendants(os.getpid())
+                self.disk = on_disk(self._folders) + _unlinked(pids)
+            self.mappings = mapping_memory(pids)
             took = time.monotonic() - began
             pause = max(_SHORTEST, 3 * took)
             if still:

@@ -20,7 +20,7 @@ import sys
 import time
 from typing import Any
 
-from overlay.sandbox.disk import DiskWatch, on_disk
+from overlay.sandbox.disk import SlowWatch, on_disk
 from overlay.sandbox.inside import CONFINED
 from overlay.sandbox.usage import descendants, measured
 
@@ -50,7 +50,7 @@ def main() -> None:
     )
     os.close(said)
     print(child.pid, flush=True)  # noqa: T201 - to the caller, which ends the group should this process be killed
-    disk = DiskWatch(order["folders"], order["own"])
+    slow = SlowWatch(order["folders"], order["own"])
     peak, most, over, answer = 0, 0, None, b""
     try:
         assert child.stdin is not None  # noqa: S101 - it was asked for
@@ -58,7 +58,7 @@ def main() -> None:
             inside.write(json.dumps(order["inside"] | {"channel": said}).encode())
         if order["inside"]["user"] is not None:
             _look_as(order["inside"]["user"])
-        disk.start()
+        slow.start()
         pause, ended = 0.0, False
         while not (ended or over or stopped or os.getppid() != caller):
             if select.select([heard], [], [], pause)[0]:
@@ -68,11 +68,12 @@ def main() -> None:
             before = time.monotonic()
             usage = measured(descendants(os.getpid()), enough=order["limits"]["memory"])
             processes = usage.processes - order["own"]
-            peak, most = max(peak, usage.memory), max(most, processes)
-            used = {"memory": usage.memory, "processes": processes, "disk": disk.used}
+            memory = usage.memory + slow.mappings
+            peak, most = max(peak, memory), max(most, processes)
+            used = {"memory": memory, "processes": processes, "disk": slow.disk}
             over = _over(used | {"seconds": time.monotonic() - began}, order["limits"])
             pause = min(max(_SHORTEST, 3 * (time.monotonic() - before)), _LONGEST)
-        disk.end()
+        slow.end()
     except BrokenPipeError:
         pass  # it ended before it had read all of its order
     finally:

@@ -5,10 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-__all__ = ["MAX_ENTRIES", "Usage", "descendants", "live", "measured", "names", "status_of", "tasks_of_user"]
+__all__ = [
+    "MAX_ENTRIES",
+    "Usage",
+    "descendants",
+    "live",
+    "mapping_memory",
+    "measured",
+    "names",
+    "status_of",
+    "tasks_of_user",
+]
 
 MAX_ENTRIES = 100_000
 """Files and folders that a script may leave. With more it is over its disk limit."""
+
+_MAPPING = 256
+"""Bytes that the kernel keeps for each mapping (``vm_area_struct``, and its place in a tree), rounded up."""
 
 _COUNTED = ("RssAnon", "RssShmem", "VmSwap", "VmPTE", "HugetlbPages")
 _COUNTED_FAIRLY = ("Pss_Anon", "Pss_Shmem", "SwapPss")
@@ -52,6 +65,11 @@ def measured(pids: list[int], *, enough: int) -> Usage:
     if sum(memory.values()) > enough:  # pages that processes share were counted once each
         memory = {pid: _bytes(_fields(f"{live(pid)}/smaps_rollup"), _COUNTED_FAIRLY) or memory[pid] for pid in pids}
     return Usage(sum(memory.values()), processes)
+
+
+def mapping_memory(pids: list[int]) -> int:
+    """Bytes that the kernel keeps for what these processes have mapped, be there memory behind it or not."""
+    return sum(_MAPPING * _read(f"{live(pid)}/maps").count("\n") for pid in pids)
 
 
 def status_of(folder: str) -> dict[str, str]:

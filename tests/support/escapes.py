@@ -410,6 +410,14 @@ ESCAPES = (
         WATCH,
     ),
     Escape(
+        "fill the kernel's memory with mappings",
+        "for _ in range(20):\n    if os.fork() == 0:\n"
+        "        held = [mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ * (i % 2))"
+        f" for i in range(60000)]\n        time.sleep(60)\n{_EVER}",
+        "script-limit: memory",
+        WATCH,
+    ),
+    Escape(
         "keep memory in pipes",
         "call(libc.vmsplice(os.pipe()[1], 0, 0, 0))",
         "script-failed: PermissionError",
