@@ -115,8 +115,8 @@ def look(commits: Mapping[str, Collection[str]], root: Path, linking: Path) -> D
         going = _going(name, wanted, store, scan)
         if going is None:
             continue
-        require_own(going)
         require_nothing_else(going, root)
+        require_own(going)
         all_going.append(going)
     require_unlinked(all_going, (store, linking), left)
     doomed = {blob for going in all_going for blob in going.blobs}

@@ -32,6 +32,7 @@ __all__ = [
 _PARTS = {"blobs", "snapshots", "refs", "trees", ".no_exist"}
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
 """Of file managers; the client passes over them, too."""
+_AWAY = "move it to where nothing is removed, then run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,16 @@ class Going:
         return path in self.blobs or any(path.is_relative_to(snapshot) for snapshot in self.snapshots)
 
 
-def unclear(folder: Path, what: str) -> BrokenInput:
-    """The error of a repo of the Hub's cache of which nothing is removed."""
+def unclear(folder: Path, what: str, hint: str = "") -> BrokenInput:
+    """The error of a repo of the Hub's cache of which nothing is removed.
+
+    Args:
+        hint: What to do, where it is not the repo that is at fault.
+    """
     return BrokenInput(
         f"{folder}: {what}, so nothing of it is removed",
         code="hub-cache-unclear",
-        hint=f"look at it, and remove it by hand if nobody needs it: ls -R {folder}",
+        hint=hint or f"look at it, and remove it by hand if nobody needs it: ls -R {folder}",
         where=str(folder),
     )
 
@@ -87,17 +92,18 @@ def require_own(going: Going) -> None:
     for snapshot in going.snapshots:
         for path in _below(snapshot):
             if not path.is_symlink():
-                raise unclear(folder, f"{path} is a file of its own and no link to a blob")
+                what = f"{path} is a file of its own and no link to a blob"
+                raise unclear(folder, what, _AWAY)
             if one_step(path).parent != folder / "blobs":
                 raise unclear(folder, f"{path} leads out of {folder / 'blobs'} ({path.resolve()})")
     if not going.whole:
         return
     if strange := sorted(path.name for path in folder.iterdir() if path.name not in _PARTS | _LITTER):
-        raise unclear(folder, f"{some(strange)}: not of the Hub's client")
+        raise unclear(folder, f"{some(strange)}: not of the Hub's client", _AWAY)
     strange = [path.name for path in _entries(folder / "blobs") if path.is_dir()]
     strange += [path.name for path in _entries(folder / "snapshots") if path not in going.snapshots]
     if strange := sorted(set(strange) - _LITTER):
-        raise unclear(folder, f"{some(strange)}: not of the Hub's client")
+        raise unclear(folder, f"{some(strange)}: not of the Hub's client", _AWAY)
     if unfinished := unfinished_in(folder):
         raise TryAgain(
             f"{unfinished[0]}: a download that is not finished, and that would go with the rest of {going.repo}",
@@ -115,7 +121,8 @@ def require_nothing_else(going: Going, root: Path) -> None:
         BrokenInput: ``hub-cache-unclear``.
     """
     if going.takes(root.resolve()):
-        raise unclear(going.folder, f"the cache root {root} lies in it")
+        hint = "choose a root outside the Hub's cache with --cache-root or OVERLAY_CACHE_ROOT, and build there"
+        raise unclear(going.folder, f"the cache root {root} lies in it", hint)
 
 
 def require_unlinked(all_going: Iterable[Going], folders: Iterable[Path], but: Iterable[Path]) -> None:
@@ -137,7 +144,8 @@ def require_unlinked(all_going: Iterable[Going], folders: Iterable[Path], but: I
                 continue
             for place in _steps(link):
                 if taken := next((going for going in everything if going.takes(place)), None):
-                    raise unclear(taken.folder, f"{link} needs {place.relative_to(taken.folder)} of it")
+                    what = f"{link} needs {place.relative_to(taken.folder)} of it"
+                    raise unclear(taken.folder, what, f"keep both; or, if nobody needs the link, remove it: rm {link}")
 
 
 def require_writable(going: Going) -> None:
