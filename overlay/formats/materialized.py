@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FUSED_NAME", "LARGEST_RECORD", "MARKER_NAME", "PREFUSED_NAME", "RECORD_NAME"]
+__all__ = ["FUSED_NAME", "LARGEST_RECORD", "MARKER_NAME", "OURS", "PREFUSED_NAME", "RECORD_NAME"]
 
 RECORD_NAME = "overlay_record.json"
 """This program's record, at the top of the folder."""
@@ -12,6 +12,9 @@ LARGEST_RECORD = 2**30
 
 MARKER_NAME = ".sglang_overlay_materialized.json"
 """SGLang's mark that a materialization is finished: it tests that this file exists, and never reads it."""
+
+OURS = (MARKER_NAME, RECORD_NAME)
+"""What is written once a tree is known: nothing that is carried, made or left by a script takes such a place."""
 
 PREFUSED_NAME = "sglang_vdn_prefused.json"
 """What the published VDN-H3 materializer says of the adapters that it fused, beside the transformer's shards."""

@@ -9,30 +9,47 @@ from overlay.formats.licenses import LICENSES_FOLDER, MAX_LICENSE_FILE, is_licen
 from overlay.planning.outputs import CarriedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Mapping
 
     from overlay.planning.outputs import OutputFile
     from overlay.planning.plan import InputBook
 
-__all__ = ["license_files"]
+__all__ = ["with_licenses"]
 
 
-def license_files(books: Iterable[InputBook], made: Collection[str]) -> list[OutputFile]:
-    """``licenses/<org>__<name>/<file>`` of those in the root of each repo; for a folder by its own name.
+def with_licenses(outputs: Iterable[OutputFile], books: Iterable[InputBook]) -> list[OutputFile]:
+    """Outputs, and ``licenses/<org>__<name>/<file>`` of those in the root of each repo; for a folder by its own name.
 
-    Of an overlay repo these are of the files that a server downloads, too: whatever else lay in its snapshot would
-    change the key by which the server looks for the model.
-
-    Args:
-        made: Paths that the recipe has made already; what it has under such a name stays.
+    Such a folder holds what its repo has and nothing else, whatever another repo carries there. Of an overlay repo
+    these are of the files that a server downloads, too: whatever else lay in its snapshot would change the key by which
+    the server looks for the model.
     """
-    found = [
-        CarriedFile(f"{LICENSES_FOLDER}/{_label(book)}/{path}", book(path))
-        for book in books
-        for path in book.files.paths()
-        if "/" not in path and is_license(path) and book.files.size(path) <= MAX_LICENSE_FILE
+    folders = _folders(books)
+    own = tuple(f"{folder.casefold()}/" for folder in folders)
+    return [
+        *(output for output in outputs if not output.path.casefold().startswith(own)),
+        *(
+            CarriedFile(f"{folder}/{path}", book(path))
+            for folder, book in folders.items()
+            for path in book.files.paths()
+            if "/" not in path and is_license(path) and book.files.size(path) <= MAX_LICENSE_FILE
+        ),
     ]
-    return [file for file in found if file.path not in made]
+
+
+def _folders(books: Iterable[InputBook]) -> Mapping[str, InputBook]:
+    """The folder of each repo; a second one of the same name gets a number."""
+    found: dict[str, InputBook] = {}
+    taken: set[str] = set()
+    for book in books:
+        label = name = _label(book)
+        number = 1
+        while name.casefold() in taken:
+            number += 1
+            name = f"{label}-{number}"
+        taken.add(name.casefold())
+        found[f"{LICENSES_FOLDER}/{name}"] = book
+    return found
 
 
 def _label(book: InputBook) -> str:

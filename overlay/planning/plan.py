@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from overlay.formats.tree_files import git_folder, is_hidden
 from overlay.planning.outputs import AliasFile, CarriedFile, Fused, Input, OutputFile, Range, SafetensorsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from overlay.formats.files import Files
     from overlay.planning.scripted import Script
@@ -116,6 +117,7 @@ def inputs_of(output: OutputFile) -> Iterator[Input]:
 def finish(outputs: Iterable[OutputFile], where: str) -> tuple[OutputFile, ...]:
     """Sort outputs by path; refuse paths that escape, collide, or use one path as file and folder.
 
+    Names that differ in the case of letters alone collide: trees are copied to filesystems that take them for one.
     Hidden paths are refused, too: whoever works in the tree would run what a ``.git`` or ``.envrc`` there says.
 
     Raises:
@@ -129,22 +131,41 @@ def finish(outputs: Iterable[OutputFile], where: str) -> tuple[OutputFile, ...]:
         if path in by_path:
             raise BrokenInput(f"{where}: two inputs claim the output {path}", code="output-collision", path=path)
         by_path[path] = output
-    for path in by_path:
-        parent = path.rpartition("/")[0]
-        while parent:
-            if parent in by_path:
-                raise BrokenInput(
-                    f"{where}: {parent} would be both a file and a folder (of {path})",
-                    code="output-collision",
-                    path=path,
-                )
-            parent = parent.rpartition("/")[0]
+    _require_apart(by_path, where)
     if (folder := git_folder(by_path)) is not None:
         raise _unsafe(f"{where}: {folder} would be a git repository in the tree", folder)
     for output in by_path.values():
         if isinstance(output, AliasFile) and output.of not in by_path:
             raise ValueError(f"{output.path} names {output.of}, which is no output")
     return tuple(by_path[path] for path in sorted(by_path))
+
+
+def _require_apart(paths: Collection[str], where: str) -> None:
+    """Refuse two paths of which some filesystem makes one, and one path as file and folder."""
+    files: dict[str, str] = {}
+    for path in paths:
+        if (other := files.setdefault(_one_name(path), path)) != path:
+            raise BrokenInput(
+                f"{where}: {other} and {path} are one file where letters have no case",
+                code="output-collision",
+                hint="trees are copied to such filesystems, too: take one of them to another place",
+                path=path,
+            )
+    for path in paths:
+        parent = path.rpartition("/")[0]
+        while parent:
+            if (file := files.get(_one_name(parent))) is not None:
+                raise BrokenInput(
+                    f"{where}: {file} would be both a file and a folder (of {path})",
+                    code="output-collision",
+                    path=path,
+                )
+            parent = parent.rpartition("/")[0]
+
+
+def _one_name(path: str) -> str:
+    """What is the same of all spellings that some filesystem takes for one name."""
+    return unicodedata.normalize("NFC", path).casefold()
 
 
 def _unsafe(problem: str, path: str) -> BrokenInput:

@@ -13,13 +13,14 @@ from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
 from overlay.formats.wording import some
 from overlay.planning.compose import compose
-from overlay.planning.licenses import license_files
+from overlay.planning.licenses import with_licenses
 from overlay.planning.location import fingerprint_notes, overlay_identity
 from overlay.planning.lora import lora
 from overlay.planning.mappings import mappings
 from overlay.planning.outputs import CarriedFile, GeneratedFile
 from overlay.planning.plan import InputBook, Plan, finish, overlaid
 from overlay.planning.renames import find_renames
+from overlay.planning.reserved import require_unreserved
 from overlay.planning.rules import DEFAULT_RULE, check_rule
 from overlay.planning.scripted import python
 from overlay.planning.sources import Outcome, Sources
@@ -116,7 +117,8 @@ def make_plan(inventory: Inventory, rule: str = DEFAULT_RULE, digest: Callable[[
         check_buildable(entry, manifest)
     _check_required(inventory, manifest)
     made = _made(entry, sources, rule)
-    outputs = [*made.outputs, *license_files(sources.by_repo.values(), {output.path for output in made.outputs})]
+    require_unreserved(made.outputs, entry.model)
+    outputs = with_licenses(made.outputs, sources.by_repo.values())
     notes = (*inventory.resolution.notes, *inventory.notes, *made.notes)
     if overlay is None or manifest is None:
         location = sglang.location_name(entry, None)

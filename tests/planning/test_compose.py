@@ -153,11 +153,27 @@ def test_folders_and_files_to_their_places(hub: Path, plan_of: Planner, part: st
         (["{path: FL2VA/tokenizer, same_as: {path: none}}"], "part-missing"),
         (["{path: FL2VA/tokenizer, to: x}", "{path: Ref2VA/tokenizer, to: x}"], "output-collision"),
         (["{path: FL2VA/tokenizer, to: x/tokenizer.json}", "{path: Ref2VA/tokenizer, to: x}"], "output-collision"),
+        (["{path: FL2VA/tokenizer, to: X}", "{path: Ref2VA/tokenizer, to: x}"], "output-collision"),
         (["{path: FL2VA/tokenizer}", "{path: weights.bin}"], "pickle"),
+        *(
+            ([f"{{path: {path}, to: {to}}}"], "reserved-path")
+            for path, to in (
+                ("FL2VA/tokenizer", "licenses/acme__h3"),
+                ("FL2VA/tokenizer", "licenses"),
+                ("FL2VA/tokenizer", "Licenses/acme__h3"),
+                ("FL2VA/model_index.json", "licenses/acme__h3/LICENSE"),
+                ("FL2VA/model_index.json", "licenses"),
+                ("FL2VA/text_encoder", "licenses/x"),
+                ("FL2VA/model_index.json", "overlay_record.json"),
+                ("FL2VA/tokenizer", "overlay_record.json"),
+                ("FL2VA/model_index.json", "Overlay_Record.json"),
+                ("FL2VA/model_index.json", ".sglang_overlay_materialized.json"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_composed(hub: Path, plan_of: Planner, parts: list[str], code: str) -> None:
-    """Nothing there, two parts at one path, a file where a folder has to be, pickles."""
+    """Nothing there, two parts at one path, a file where a folder has to be, pickles, places of this program's own."""
     add_repo(hub, "acme/h3", commit("a"), FILES | {"weights.bin": b"\x80"})
     with pytest.raises(BrokenInput) as caught:
         plan_of(MODEL, compose_options(hub, *parts))

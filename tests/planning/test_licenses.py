@@ -9,9 +9,13 @@ from support.hubs import add_repo, commit
 from support.models import write_registry
 from support.small_models import BASE_REPO, MODEL, STYLE_REPO, small_options, write_small_hub
 
+from overlay.fingerprint import DigestMemo
 from overlay.formats.licenses import MAX_LICENSE_FILE, is_license
+from overlay.hub import FolderRepo
 from overlay.materialization.request import Options
+from overlay.planning.licenses import with_licenses
 from overlay.planning.outputs import CarriedFile
+from overlay.planning.plan import InputBook
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from conftest import Planner
 
 pytestmark = pytest.mark.no_torch
+
+PLACES = ("a/Model", "b/model")
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,30 @@ def test_those_in_the_root_of_every_repo_come_along(hub: Path, plan_of: Planner)
     }
 
 
-def test_what_the_recipe_has_at_that_place_stays(hub: Path, plan_of: Planner) -> None:
-    """A base that was itself a tree has such a folder."""
+def test_the_folder_of_a_repo_holds_what_the_repo_has(hub: Path, plan_of: Planner) -> None:
+    """A base that was itself a tree has such folders: of repos that took no part here they come along."""
     write_small_hub(hub)
-    add_repo(hub, BASE_REPO, commit("a"), {"LICENSE": "new", "licenses/acme__base/LICENSE": "old"})
-    outputs = plan_of(MODEL, small_options(hub)).outputs
-    [there] = [output for output in outputs if output.path == "licenses/acme__base/LICENSE"]
-    assert isinstance(there, CarriedFile)
-    assert there.input.path == "licenses/acme__base/LICENSE"
+    carried = ("acme__base/LICENSE", "ACME__style/LICENSE", "acme__style/sub/x", "acme__other/LICENSE", "list.txt")
+    files = {f"licenses/{name}": "forged" for name in carried}
+    add_repo(hub, BASE_REPO, commit("a"), {"LICENSE": "own", **files})
+    found = {
+        output.path: output.input.path
+        for output in plan_of(MODEL, small_options(hub)).outputs
+        if output.path.startswith("licenses/")
+        if isinstance(output, CarriedFile)
+    }
+    others = ("licenses/acme__other/LICENSE", "licenses/list.txt")
+    assert found == {"licenses/acme__base/LICENSE": "LICENSE", **{path: path for path in others}}
+
+
+def test_two_folders_of_one_name(tmp_path: Path) -> None:
+    """Each has a place, whatever the case of their letters."""
+    for parent, name in (("a", "Model"), ("b", "model")):
+        add_repo(tmp_path, parent, name, {"LICENSE": parent})
+    memo = DigestMemo(None)
+    repos = [FolderRepo(tmp_path / place, repo=str(tmp_path / place), revision="local", memo=memo) for place in PLACES]
+    books = [InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in repos]
+    assert [file.path for file in with_licenses([], books)] == ["licenses/Model/LICENSE", "licenses/model-2/LICENSE"]
 
 
 def test_of_an_overlay_repo_only_what_a_server_downloads_too(hub: Path, plan_of: Planner) -> None:

@@ -188,6 +188,22 @@ def test_h16_a_manifest_cannot_lead_out_of_its_folders(hub: Path, plan_of: Plann
     assert caught.value.code == "unsafe-path"
 
 
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {"src": "a.json", "dst": "licenses/acme__source/LICENSE"},
+        {"src": "a.json", "dst": "LICENSES/x"},
+        {"src": "a.json", "dst": "overlay_record.json"},
+        {"type": "tree", "src": "unet", "dst_dir": "licenses"},
+    ],
+)
+def test_nothing_is_mapped_to_a_place_of_our_own(hub: Path, plan_of: Planner, mapping: dict[str, Any]) -> None:
+    """Nobody speaks for another repo's licence, or for the record."""
+    with pytest.raises(BrokenInput) as caught:
+        mapped(hub, plan_of, mapping)
+    assert caught.value.code == "reserved-path"
+
+
 def test_pickles_are_not_mapped(hub: Path, plan_of: Planner) -> None:
     """A tree mapping over a folder with one."""
     with pytest.raises(BrokenInput, match=r"odd\.bin"):

@@ -39,6 +39,16 @@ def test_a_path_is_a_file_or_a_folder(paths: tuple[str, ...]) -> None:
     assert caught.value.code == "output-collision"
 
 
+@pytest.mark.parametrize(
+    "paths", [("T/x", "t/x"), ("a.json", "A.JSON"), ("stra\u00dfe", "STRASSE"), ("\u00e9", "e\u0301"), ("A/b", "a")]
+)
+def test_names_that_some_filesystem_takes_for_one_are_refused(paths: tuple[str, ...]) -> None:
+    """Letters of another case or composition; of folders with two spellings one is made there, which harms nothing."""
+    with pytest.raises(BrokenInput, match=r"one file where letters have no case|both a file and a folder") as caught:
+        finish(made("T/y", "t/z", *paths), "org/model")
+    assert caught.value.code == "output-collision"
+
+
 @pytest.mark.parametrize("path", ["../a", "/a", "a/../../b", "", ".", "a\0b", "a\\b"])
 def test_h16_outputs_stay_in_their_folder(path: str) -> None:
     """Every escaping path is refused by name."""

@@ -14,7 +14,7 @@ from overlay.fingerprint import file_digest
 from overlay.formats.files import MAX_CHECKED_FILE, safe_path
 from overlay.formats.header import read_header
 from overlay.formats.local import open_file, read_span
-from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
+from overlay.formats.materialized import OURS
 from overlay.formats.tree_files import MAGIC_LENGTH, why_no_data, why_not_by_name
 from overlay.formats.wording import format_bytes, some
 from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
@@ -34,10 +34,7 @@ __all__ = ["check_output", "take_output"]
 _MOST_HASHED = 8
 """Files at a time."""
 
-_OURS = (MARKER_NAME, RECORD_NAME)
-"""Written once the tree is known, whatever a script says of it."""
-
-_IN_OURS = tuple(f"{name}/" for name in _OURS)
+_IN_OURS = tuple(f"{name}/" for name in OURS)
 
 
 def check_output(files: Sequence[LeftFile], stage: Stage, where: str) -> None:
@@ -57,7 +54,7 @@ def check_output(files: Sequence[LeftFile], stage: Stage, where: str) -> None:
 
 def _check_file(file: LeftFile, stage: Stage, where: str) -> None:
     path = file.path
-    if path in _OURS:
+    if path in OURS:
         return
     try:
         safe_path(path, "output")
@@ -141,7 +138,7 @@ def _taken(files: Sequence[LeftFile], stage: Stage) -> Iterator[tuple[str, Path,
     inputs = {_inode(path): item for path, item in stage.real.items()}
     places: dict[tuple[int, int], Path] = {}
     for file in files:
-        if file.path in _OURS:
+        if file.path in OURS:
             continue
         place = file.target or stage.output / file.path  # a target may be in the overlay, or in the output itself
         inode = _inode(place)
