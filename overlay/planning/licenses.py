@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import posixpath
+from itertools import count
 from typing import TYPE_CHECKING
 
 from overlay.formats.licenses import LICENSES_FOLDER, MAX_LICENSE_FILE, is_license
 from overlay.planning.outputs import CarriedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from overlay.planning.outputs import OutputFile
     from overlay.planning.plan import InputBook
@@ -24,32 +25,24 @@ def with_licenses(outputs: Iterable[OutputFile], books: Iterable[InputBook]) -> 
     these are of the files that a server downloads, too: whatever else lay in its snapshot would change the key by which
     the server looks for the model.
     """
-    folders = _folders(books)
-    own = tuple(f"{folder.casefold()}/" for folder in folders)
-    return [
-        *(output for output in outputs if not output.path.casefold().startswith(own)),
-        *(
-            CarriedFile(f"{folder}/{path}", book(path))
-            for folder, book in folders.items()
-            for path in book.files.paths()
-            if "/" not in path and is_license(path) and book.files.size(path) <= MAX_LICENSE_FILE
-        ),
-    ]
-
-
-def _folders(books: Iterable[InputBook]) -> Mapping[str, InputBook]:
-    """The folder of each repo; a second one of the same name gets a number."""
-    found: dict[str, InputBook] = {}
-    taken: set[str] = set()
+    folders: dict[str, InputBook] = {}
     for book in books:
-        label = name = _label(book)
-        number = 1
-        while name.casefold() in taken:
-            number += 1
-            name = f"{label}-{number}"
-        taken.add(name.casefold())
-        found[f"{LICENSES_FOLDER}/{name}"] = book
-    return found
+        folders[_free(f"{LICENSES_FOLDER}/{_label(book)}", folders)] = book
+    own = tuple(f"{folder.casefold()}/" for folder in folders)
+    files: dict[str, OutputFile] = {}
+    for folder, book in folders.items():
+        for path in book.files.paths():
+            if "/" not in path and is_license(path) and book.files.size(path) <= MAX_LICENSE_FILE:
+                place = _free(f"{folder}/{path}", files)
+                files[place] = CarriedFile(place, book(path))
+    return [*(output for output in outputs if not output.path.casefold().startswith(own)), *files.values()]
+
+
+def _free(path: str, taken: Iterable[str]) -> str:
+    """The path, with a number where another one of that name is taken, in whatever case."""
+    names = {name.casefold() for name in taken}
+    numbered = (path if number == 1 else f"{path}-{number}" for number in count(1))
+    return next(one for one in numbered if one.casefold() not in names)
 
 
 def _label(book: InputBook) -> str:

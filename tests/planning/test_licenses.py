@@ -79,13 +79,14 @@ def test_the_folder_of_a_repo_holds_what_the_repo_has(hub: Path, plan_of: Planne
 
 
 def test_two_folders_of_one_name(tmp_path: Path) -> None:
-    """Each has a place, whatever the case of their letters."""
+    """Each has a place, whatever the case of their letters, and so has each file."""
     for parent, name in (("a", "Model"), ("b", "model")):
-        add_repo(tmp_path, parent, name, {"LICENSE": parent})
+        add_repo(tmp_path, parent, name, {"LICENSE": parent, **({"license": "x"} if parent == "a" else {})})
     memo = DigestMemo(None)
     repos = [FolderRepo(tmp_path / place, repo=str(tmp_path / place), revision="local", memo=memo) for place in PLACES]
     books = [InputBook(repo, repo.repo, repo.revision, repo.digest) for repo in repos]
-    assert [file.path for file in with_licenses([], books)] == ["licenses/Model/LICENSE", "licenses/model-2/LICENSE"]
+    places = ["licenses/Model/LICENSE", "licenses/Model/license-2", "licenses/model-2/LICENSE"]
+    assert [file.path for file in with_licenses([], books)] == places
 
 
 def test_of_an_overlay_repo_only_what_a_server_downloads_too(hub: Path, plan_of: Planner) -> None:
