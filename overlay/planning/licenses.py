@@ -25,24 +25,26 @@ def with_licenses(outputs: Iterable[OutputFile], books: Iterable[InputBook]) -> 
     these are of the files that a server downloads, too: whatever else lay in its snapshot would change the key by which
     the server looks for the model.
     """
-    folders: dict[str, InputBook] = {}
-    for book in books:
-        folders[_free(f"{LICENSES_FOLDER}/{_label(book)}", folders)] = book
+    taken: set[str] = set()
+    folders = {_free(f"{LICENSES_FOLDER}/{_label(book)}", taken): book for book in books}
     own = tuple(f"{folder.casefold()}/" for folder in folders)
-    files: dict[str, OutputFile] = {}
-    for folder, book in folders.items():
-        for path in book.files.paths():
-            if "/" not in path and is_license(path) and book.files.size(path) <= MAX_LICENSE_FILE:
-                place = _free(f"{folder}/{path}", files)
-                files[place] = CarriedFile(place, book(path))
-    return [*(output for output in outputs if not output.path.casefold().startswith(own)), *files.values()]
+    return [
+        *(output for output in outputs if not output.path.casefold().startswith(own)),
+        *(
+            CarriedFile(_free(f"{folder}/{path}", taken), book(path))
+            for folder, book in folders.items()
+            for path in book.files.paths()
+            if "/" not in path and is_license(path) and book.files.size(path) <= MAX_LICENSE_FILE
+        ),
+    ]
 
 
-def _free(path: str, taken: Iterable[str]) -> str:
-    """The path, with a number where another one of that name is taken, in whatever case."""
-    names = {name.casefold() for name in taken}
+def _free(path: str, taken: set[str]) -> str:
+    """The path, with a number where another one of that name is taken, in whatever case; taken from now on."""
     numbered = (path if number == 1 else f"{path}-{number}" for number in count(1))
-    return next(one for one in numbered if one.casefold() not in names)
+    free = next(one for one in numbered if one.casefold() not in taken)
+    taken.add(free.casefold())
+    return free
 
 
 def _label(book: InputBook) -> str:
