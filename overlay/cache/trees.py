@@ -255,12 +255,17 @@ def _current(location: Path) -> str | None:
     if text is not None and _tree_of(text) is not None:
         return text
     found = f"a link to {text}" if text is not None else "a real folder" if location.is_dir() else "a file"
+    name = shlex.quote(str(location))
+    if not (location / MARKER_NAME).is_file():
+        hint = f"move it away: mv {name} {shlex.quote(f'{location}.old')}"
+    elif text is None:
+        hint = f"overlay adopt {name}"
+    else:  # what it leads to is adopted from where it lies
+        hint = f"rm {name} && overlay adopt {shlex.quote(str(location.resolve()))}"
     raise CannotWrite(
         f"{location}: {found} is in the way, expected nothing or a link of this program",
         code="location-taken",
-        hint=f"overlay adopt {shlex.quote(str(location))}"
-        if (location / MARKER_NAME).is_file()
-        else f"move it away: mv {location} {location}.old",
+        hint=hint,
         path=str(location),
     )
 

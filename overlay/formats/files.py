@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from overlay.errors import BrokenInput, NotHere
+from overlay.formats.folders import DEEPEST, too_deep
 from overlay.formats.header import Header, read_header
 from overlay.formats.lfs import refuse_pointer
 from overlay.formats.local import (
@@ -172,6 +173,8 @@ class Folder:
         except OSError as error:
             raise explain_os_error(folder, error) from error
         identity = (found.st_dev, found.st_ino)
+        if len(above) > DEEPEST:
+            raise too_deep(folder)
         if identity in above:
             raise BrokenInput(
                 f"{folder}: link to a folder above it",

@@ -103,9 +103,14 @@ def look(commits: Mapping[str, Collection[str]], root: Path, linking: Path) -> D
         TryAgain: A download lies there that is not finished.
     """
     try:
-        scan = scan_cache_dir(hub_cache())
+        return _look(commits, root, linking, scan_cache_dir(hub_cache()))
     except CacheNotFound:
         return Drop((), 0, 0, (), (), None)
+    except RecursionError:
+        raise unclear(hub_cache(), "folders lie in it too deep to be looked through") from None
+
+
+def _look(commits: Mapping[str, Collection[str]], root: Path, linking: Path, scan: HFCacheInfo) -> Drop:
     store = hub_cache().resolve()
     left = tuple(
         path for name in sorted(commits) for path in sorted(store.glob(f"{storage_folder(name).name}{_ASIDE}*"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from overlay.formats.folders import files_below
 from overlay.formats.header import read_header
 from overlay.formats.local import open_file, read_span
 from overlay.materialization.differences import ValueDifferences, value_differences
@@ -16,6 +16,7 @@ from overlay.materialization.request import existing_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from overlay.formats.header import TensorInfo
 
@@ -107,8 +108,7 @@ def compare(a: Path, b: Path) -> Comparison:
 
 
 def _files(root: Path) -> set[str]:
-    found = {Path(folder, name).relative_to(root).as_posix() for folder, _, names in os.walk(root) for name in names}
-    return {path for path in found if path.rpartition("/")[2] != RECORD_NAME}
+    return {path for path in files_below(root) if path.rpartition("/")[2] != RECORD_NAME}
 
 
 def _same_bytes(a: Path, b: Path) -> bool:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from overlay.cache.trees import is_our_link
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, OverlayError
 from overlay.fingerprint import DigestMemo
@@ -135,7 +136,7 @@ def _state_at(  # noqa: PLR0911 - one return for each state
         return State("absent", location)
     tree = cache.location_target(name)
     if tree is None:
-        if location.is_symlink():
+        if is_our_link(location):
             return State("damaged", location, None, f"{location} leads nowhere")
         return State("stale", location, None, f"{location} was not built by this program, so nothing is known of it")
     try:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import shlex
 import stat
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.cache.verified import forget_verified, remember_verified, root_of
 from overlay.errors import InvalidUsage, NotHere
 from overlay.fingerprint import DigestMemo, file_digests
+from overlay.formats.folders import files_below
+from overlay.formats.materialized import MARKER_NAME
 from overlay.materialization.content import Problem, content_problems
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import existing_folder, silent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from overlay.materialization.locking.of_tree import ExpectedTree
     from overlay.materialization.record import Record, RecordedFile
@@ -90,7 +92,9 @@ def verify(
         raise NotHere(
             f"{folder}: has no {RECORD_NAME}, so there is nothing to verify it against",
             code="no-record",
-            hint="only what `overlay prewarm` or `overlay fuse` wrote can be verified; "
+            hint=f"a server built it: overlay adopt {shlex.quote(str(folder))}"
+            if (folder / MARKER_NAME).is_file()
+            else "only what `overlay prewarm` or `overlay fuse` wrote can be verified; "
             "two directories can be held against each other: overlay compare A B",
             path=str(folder),
         )
@@ -170,13 +174,9 @@ def quick_problems(folder: Path, record: Record) -> list[Problem]:
             what = f"has {found.st_size} bytes, expected {item.size}"
             problems.append(Problem(item.path, "size", what))
     named = {item.path for item in record.outputs} | {RECORD_NAME}
-    extra = sorted(path for path in _files_below(folder) if path not in named)
+    extra = sorted(path for path in files_below(folder) if path not in named)
     problems += [Problem(path, "extra", "is not in the record") for path in extra]
     return problems
-
-
-def _files_below(folder: Path) -> list[str]:
-    return [Path(parent, name).relative_to(folder).as_posix() for parent, _, names in os.walk(folder) for name in names]
 
 
 def _distinct(folder: Path, items: Sequence[RecordedFile]) -> list[RecordedFile]:

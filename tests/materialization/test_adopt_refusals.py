@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
-from typing import TYPE_CHECKING
+import subprocess
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -22,11 +24,12 @@ from support.server_trees import (
 )
 
 from overlay.consumers.server import Server
-from overlay.errors import BrokenInput, CheckFailed, NotHere
+from overlay.errors import BrokenInput, CannotWrite, CheckFailed, NotHere
+from overlay.formats.files import Folder
 from overlay.materialization.adoption.adopt import adopt
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from overlay.materialization.compare import compare
+from overlay.materialization.resolve import resolve
+from overlay.materialization.verify import verify
 
 # One byte
 
@@ -215,3 +218,57 @@ def test_the_server_decides_what_the_marker_must_say(served: ServerFolder) -> No
     assert differs.value.data["fields"] == ["source_revision"]
     assert "--for" in str(differs.value.hint)
     assert adopt(VDN, served.options(server=Server("sglang", (0, 5, 21)))).location == served.folder
+
+
+# Where one ends up
+
+
+def deep(folder: Path, levels: int) -> None:
+    """Empty folders in one another, more than Python calls itself."""
+    here = os.getcwd()  # noqa: PTH109 - a path of that length no call takes
+    os.chdir(folder)
+    for _ in range(levels):
+        os.mkdir("d")  # noqa: PTH102 - as above
+        os.chdir("d")
+    os.chdir(here)
+
+
+@pytest.mark.parametrize("levels", [150, 1500])
+def test_folders_that_are_nested_without_end_are_refused(served: ServerFolder, levels: int) -> None:
+    """By a finding and not by Python's own limit, by whatever looks through them."""
+    deep(served.folder, levels)
+    try:
+        with pytest.raises(BrokenInput) as caught:
+            adopt(VDN, served.options())
+        assert caught.value.code == "too-deep"
+        assert compare(served.folder, served.folder).files == ()
+        with pytest.raises(BrokenInput) as caught:
+            Folder(served.folder).paths()
+        assert caught.value.code == "too-deep"
+    finally:
+        subprocess.run(["/bin/rm", "-rf", served.folder / "d"], check=True)
+
+
+@pytest.mark.parametrize("target", [VDN, "location", "folder"])
+def test_a_location_that_is_a_foreign_link_is_told_how_to_leave(
+    served: ServerFolder, tmp_path: Path, target: str
+) -> None:
+    """The hint is done, word by word, and the folder is adopted from where it lies."""
+    served.folder.rename(tmp_path / "built here")
+    served.folder.symlink_to(tmp_path / "built here")
+    named = {"location": str(served.folder), "folder": str(tmp_path / "built here")}.get(target, target)
+    with pytest.raises(CannotWrite) as caught:
+        adopt(named, served.options())
+    assert caught.value.code == "location-taken"
+    link, folder = str(caught.value.hint).removeprefix("rm ").split(" && overlay adopt ")
+    assert resolve(VDN, served.options()).state.name == "stale"
+    Path(link).unlink()
+    assert adopt(*shlex.split(folder), served.options()).result == "adopted"
+    assert (tmp_path / "built here" / FUSED).samefile(served.folder / FUSED)
+
+
+def test_a_servers_folder_that_is_to_be_verified_leads_to_its_adoption(served: ServerFolder) -> None:
+    """It has no record, and what it lacks is known."""
+    with pytest.raises(NotHere) as caught:
+        verify(served.folder)
+    assert caught.value.hint == f"a server built it: overlay adopt {served.folder}"

@@ -248,6 +248,8 @@ def _at_location(resolution: Resolution, cache: Cache, plan: Plan, options: Opti
     """The real folder at the location of a model."""
     location = cache.location_path(plan.location)
     if location.is_symlink() or not location.is_dir():
+        if location.is_symlink():
+            check_location(cache.root, plan.location)  # says what to do with a link that is not ours
         what = "a link" if location.is_symlink() else "a file" if location.exists() else "nothing"
         raise NotHere(
             f"{location}: {what} is there, expected the folder that a server built; one that lies elsewhere is named"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere, OverlayError
+from overlay.formats.folders import DEEPEST, too_deep
 from overlay.formats.licenses import LICENSES_FOLDER
 from overlay.formats.local import explain_os_error, read_small_file
 from overlay.formats.materialized import MARKER_NAME, RECORD_NAME
@@ -188,6 +189,8 @@ def entries_in(folder: Path) -> dict[str, tuple[int, ...]]:
     folders = [folder]
     while folders:
         place = folders.pop()
+        if len(place.parts) - len(folder.parts) > DEEPEST:
+            raise too_deep(place)
         try:
             with os.scandir(place) as entries:
                 for entry in entries:
