@@ -98,7 +98,7 @@ def require_own(going: Going) -> None:
                 raise unclear(folder, f"{path} leads out of {folder / 'blobs'} ({path.resolve()})")
     if not going.whole:
         return
-    if strange := sorted(path.name for path in folder.iterdir() if path.name not in _PARTS | _LITTER):
+    if strange := sorted(path.name for path in folder.iterdir() if not _is_known(path.name)):
         raise unclear(folder, f"{some(strange)}: not of the Hub's client", _AWAY)
     strange = [path.name for path in _entries(folder / "blobs") if path.is_dir()]
     strange += [path.name for path in _entries(folder / "snapshots") if path not in going.snapshots]
@@ -203,6 +203,11 @@ def _links(folder: Path) -> Iterator[Path]:
         except OSError:
             continue
         yield from map(Path, found)
+
+
+def _is_known(name: str) -> bool:
+    """Whether the client has it in a repo's folder; or a killed staging left it there (``overlay.hub.serving``)."""
+    return name in _PARTS | _LITTER or (name.startswith(".overlay-") and name.endswith(".tmp"))
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from support.served import Served, built_from_hub, contents
 from overlay.cache.presence import building
 from overlay.cache.store import Cache
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
-from overlay.errors import BrokenInput, CannotWrite, InvalidUsage, NotHere, TryAgain
+from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere, TryAgain
 from overlay.hub import dropping as hub_dropping
 from overlay.materialization.materialize import materialize
 from overlay.materialization.resolve import resolve
@@ -545,3 +545,23 @@ def test_a_removal_that_the_system_refuses_changes_nothing_and_says_it_once(
         path: what[0::2] for path, what in before.items()
     }
     assert caplog.records == []
+
+
+def test_what_a_killed_staging_left_does_not_keep_the_source(world: Served) -> None:
+    """It is of this program."""
+    (world.storage(VDN) / ".overlay-0123456789abcdef.tmp").write_text(world.hub.source)
+    assert drop_source(VDN, world.options(server=None)).commits == commits(world)
+    assert not world.storage(VDN).exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_branch_that_is_no_file_is_said_to_be_none(world: Served, kind: str) -> None:
+    """And not to say ``None``."""
+    world.main(VDN).parent.mkdir(parents=True, exist_ok=True)
+    if kind == "folder":
+        world.main(VDN).mkdir()
+    else:
+        world.main(VDN).symlink_to("nowhere")
+    with pytest.raises(CheckFailed, match="no file that can be read") as caught:
+        materialize_by_name(VDN, world.options())
+    assert caught.value.code == "branch-elsewhere"

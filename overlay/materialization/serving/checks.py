@@ -110,6 +110,7 @@ def require_known(model: str, resolution: Resolution, options: Options) -> None:
 def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
     """The finding that a branch of the Hub's cache leads to another commit than the pinned one."""
     found = branch.commit()
+    said = f"says {found!r}" if found is not None else "no file that can be read is there"
     is_overlay = entry.overlay is not None and entry.overlay.repo == branch.repo
     if is_overlay:
         then = "takes the overlay's files there, looks in another directory, and builds by itself"
@@ -118,7 +119,7 @@ def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
         then = "takes the source there, and fetches what is missing of it"
         way = _OVERRIDE if _may_be_told_source(entry) else ""
     return CheckFailed(
-        f"{branch.file}: says {found!r}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
+        f"{branch.file}: {said}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
         f"for {branch.name}, {then}",
         code="branch-elsewhere",
         hint=f"{way}remove the file, if nobody needs what it says; or {_by_path(entry)}",
