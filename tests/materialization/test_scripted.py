@@ -561,6 +561,16 @@ def test_a_file_is_what_its_name_says(tmp_path: Path, stand_in: StandIn, name: s
     assert len(stand_in.jobs) == 1
 
 
+def test_names_that_some_filesystem_takes_for_one(tmp_path: Path, stand_in: StandIn) -> None:
+    """Refused before anything of it is kept or remembered."""
+    body = "    (out / 'unet/Note.txt').write_text('a')\n    (out / 'unet/NOTE.txt').write_text('b')\n"
+    with pytest.raises(BrokenInput, match=r"unet/N(ote|OTE)\.txt") as caught:
+        materialize(MODEL, prepared(tmp_path, PLAIN + ENOUGH + body))
+    assert caught.value.code == "script-output"
+    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/.overlay/actions/*/*")]
+    assert len(stand_in.jobs) == 1
+
+
 def test_papers_and_pictures_are_fine(tmp_path: Path, stand_in: StandIn) -> None:
     """What model folders hold beside weights."""
     names = ("LICENSE", "README", "NOTICE", "merges.txt", "tokenizer.model", "a/template.jinja", "a/b.PNG", "v.yaml")

@@ -17,7 +17,8 @@ from overlay.formats.local import open_file, read_span
 from overlay.formats.materialized import OURS
 from overlay.formats.tree_files import MAGIC_LENGTH, why_no_data, why_not_by_name
 from overlay.formats.wording import format_bytes, some
-from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
+from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, ScriptedFile
+from overlay.planning.plan import finish
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -48,6 +49,10 @@ def check_output(files: Sequence[LeftFile], stage: Stage, where: str) -> None:
     """
     for file in files:
         _check_file(file, stage, where)
+    try:
+        finish([GeneratedFile(file.path, b"") for file in files], "its output")
+    except BrokenInput as error:  # two names that some filesystem takes for one
+        raise _bad(where, error.message, str(error.data.get("path", "."))) from error
     if why := sglang.why_incomplete(stage.output, sglang.release_of(None), by_path=True):
         raise _bad(where, f"left a tree that no server loads: {some(why).replace(f'{stage.output}/', '')}", ".")
 

@@ -132,10 +132,11 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
         _require_unchanged(work.plan, inputs, seen, job)
         check_output(ran.files, made, where)
         left = take_output(ran.files, made, cache, job.phase, most=script.limits.disk or 0, where=where)
+    plan = _settled(work.plan, left)
     _remember(script_key(script), left, cache)
     counters = downloading_counters(work.missing, repos)
     run = ScriptRun(script.path, script.sha256, ran.sandbox, ran.seconds, ran.peak_memory, counters)
-    return _settled(work.plan, left), run
+    return plan, run
 
 
 def script_notes(plan: Plan) -> tuple[str, ...]:
