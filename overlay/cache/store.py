@@ -202,7 +202,7 @@ class Cache:
             except FileNotFoundError as error:
                 message = f"{source}: the object was removed meanwhile"
                 raise TryAgain(message, code="object-gone", where=str(source)) from error
-            note = f"{self.root.path}: no hardlinks here, so the tree takes the room of its weights once more"
+            note = _why_copied(source, self.root)
             if how == "copy" and dest.suffix == ".safetensors" and note not in self.notes:
                 self.notes.append(note)
             return LinkResult(how, dest.stat().st_size, dest)
@@ -285,6 +285,14 @@ class Cache:
     ) -> AbstractContextManager[bool]:
         """See :func:`overlay.cache.locks.lock`."""
         return locks.lock(self.root, name, timeout=timeout, on_wait=on_wait)
+
+
+def _why_copied(source: Path, root: CacheRoot) -> str:
+    """A sentence on weights that could not be linked from the objects into a tree."""
+    with suppress(OSError, ValueError):
+        if source.stat().st_nlink >= os.pathconf(source, "PC_LINK_MAX"):
+            return f"{source}: has as many names as its filesystem allows, so the tree takes its room once more"
+    return f"{root.path}: no hardlinks here, so the tree takes the room of its weights once more"
 
 
 def _readable_size(source: Path) -> int:

@@ -338,3 +338,14 @@ def test_an_object_that_vanishes_means_again(cache: Cache) -> None:
         cache.place_file(path, folder / "m.safetensors", small=False)
 
     assert caught.value.code == "object-gone"
+
+
+def test_an_object_with_no_name_left_to_give_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that file alone that takes its room once more, not the filesystem that has no links."""
+    path = add_object(cache, DATA)
+    monkeypatch.setattr(os, "link", fail(errno.EMLINK))
+    monkeypatch.setattr(os, "pathconf", lambda *_: path.stat().st_nlink)
+    with cache.staging() as folder:
+        cache.place_file(path, folder / "tree" / "m.safetensors", small=False)
+    [note] = cache.notes
+    assert note == f"{path}: has as many names as its filesystem allows, so the tree takes its room once more"

@@ -36,7 +36,7 @@ from overlay.materialization.job import Job
 from overlay.materialization.learning import learn
 from overlay.materialization.locking.deviations import deviations
 from overlay.materialization.locking.in_force import lock_in_force
-from overlay.materialization.materialize import (
+from overlay.materialization.preparing import (
     identity_of_work,
     inventory_of,
     plan_of,
