@@ -10,7 +10,7 @@ import base64
 import ctypes
 import os
 import pwd
-import random
+import secrets
 import re
 import sys
 import sysconfig
@@ -132,8 +132,9 @@ def unprivileged_user() -> int | None:
     if count < 2**15:
         raise Unusable("there is no unprivileged user number in this container to give the script")
     lowest = 2 * 10**9 if count > 2**31 else first + count // 2
+    users = min(2**16, first + count - 2 - lowest)
     for _ in range(100):
-        user = random.randrange(lowest, min(lowest + 2**16, first + count - 2))  # noqa: S311 - only to be a free one
+        user = lowest + secrets.randbelow(users)  # not from random, which callers seed alike: users must not be shared
         try:
             pwd.getpwuid(user)
         except KeyError:
