@@ -48,8 +48,9 @@ def test_another_run_on_the_model_is_waited_for(served: ServerFolder) -> None:
 
 
 def test_two_adoptions_at_once_end_in_one_tree(served: ServerFolder) -> None:
-    """Whoever comes second finds it published, or the folder gone."""
-    children = [start_child(lambda: adopt(VDN, served.options()).result) for _ in range(2)]
+    """Whoever comes second finds it published."""
+    chosen = served.options()  # writes the registry, which both read
+    children = [start_child(lambda: adopt(VDN, chosen).result) for _ in range(2)]
     outcomes = []
     for child in children:
         try:
