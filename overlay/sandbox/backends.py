@@ -10,8 +10,8 @@ import base64
 import ctypes
 import os
 import pwd
-import secrets
 import re
+import secrets
 import sys
 import sysconfig
 from pathlib import Path
