@@ -1,17 +1,17 @@
-"""The ``overlay`` command: finds the module of a subcommand when it is asked for, and ends with the right status."""
+"""The ``overlay`` command: runs a subcommand, and ends with the right status."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 import overlay
 from overlay.cli._errors import Terminated, failure_of, report
+from overlay.cli._lazy import LazyGroup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,35 +39,13 @@ COMMANDS = (
     "doctor",
     "demo",
 )
-_MODULES = {"path": "resolve"}
-_ALIASES = {"materialize": "prewarm"}
-
-
-class _Commands(click.Group):
-    """Imports ``overlay.cli.<command>`` on first use, so that one command never pays for another."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click passes it
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
-        name = _ALIASES.get(cmd_name, cmd_name)
-        if name not in COMMANDS:
-            return None
-        module = import_module(f"overlay.cli.{_MODULES.get(name, name)}")
-        command: click.Command = getattr(module, name)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.exceptions.NoSuchCommand as error:  # click suggests from commands that are loaded already
-            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+_PLACES = {name: name for name in COMMANDS} | {"path": "resolve:path"}
 
 
 @click.command(
-    cls=_Commands,
+    cls=LazyGroup,
+    places=_PLACES,
+    aliases={"materialize": "prewarm"},
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "OVERLAY"},
     epilog="Exit statuses: 0 done, 1 a check failed, 2 usage, 3 not here, 4 cannot write, 5 try again, 6 refused, "
     "7 untrusted, 70 a bug.",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
+from overlay.cache.removal import Kept  # noqa: TC001  # the JSON schema is made of it
 from overlay.cli._options import FILE, Common, common_options
 from overlay.cli._output import columns
 from overlay.cli._types import AGE, SIZE
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.removal import Removal
 
-__all__ = ["Kept", "Removed", "gc", "rm"]
+__all__ = ["Removed", "gc", "rm"]
 
 _WHY = {
     "leased": "leased",
@@ -28,24 +29,6 @@ _WHY = {
     "young": "younger than an hour",
     "build": "a build is running",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What could go but for one reason.
-
-    Attributes:
-        why: ``leased``: readers hold leases. ``pinned``: a user did. ``registry``: it is what a registry pins today.
-            ``young``: of less than an hour. ``build``: a build is running that may use it.
-        names: Of the trees; none for objects.
-        size: Bytes, each inode once.
-    """
-
-    what: Literal["tree", "object"]
-    why: Literal["leased", "pinned", "registry", "young", "build"]
-    count: int
-    names: tuple[str, ...]
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +113,7 @@ def _print(common: Common, removal: Removal, root: str, *, dry_run: bool) -> Non
         ended=len(removal.ended),
         frees=removal.frees,
         held_outside=removal.held_outside,
-        kept=tuple(Kept(item.what, item.why, item.count, item.names, item.size) for item in removal.kept),
+        kept=removal.kept,
         notes=removal.notes,
     )
     common.output.result(document, lambda: _text(document))
