@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from overlay.cli._options import Common, common_options, rule_option, server_options
-from overlay.cli.resolve import present
 from overlay.consumers.launch_forms import FORMS, Form, lines_of
 
 if TYPE_CHECKING:
@@ -83,15 +82,17 @@ def env(
         raise click.UsageError("Missing option '--for': the server that is to be started.")
     if flags and not flags[0].startswith("-"):
         raise click.UsageError(f"Got unexpected extra argument ({flags[0]}); flags of the server begin with -")
+    from overlay.materialization.resolve import present
     from overlay.materialization.serving.starting import require_name, start_by_name, start_by_path, way
 
     options, chosen = common.options(rule=rule, server=server), way(server, by)
+    wanted_by = ("env", model, *_flags(by, form))
     if chosen == "path":
-        found, tree = present(common, "env", model, rule, server, *_flags(by, form))
+        found, tree = present(model, options, wanted_by=wanted_by)
         start = start_by_path(found.resolution, tree, options, flags)
     else:
         require_name(model, options)
-        found, _ = present(common, "env", model, rule, server, *_flags(by, form), by_name=True)
+        found, _ = present(model, options, by_name=True, wanted_by=wanted_by)
         start = start_by_name(found.resolution, model, options, flags)
     notes = (*start.notes, *_commands(common, model, start, server))
     document = Launched(

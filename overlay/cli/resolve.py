@@ -10,17 +10,15 @@ import click
 import overlay
 from overlay.cli._options import Common, common_options, rule_flags, rule_option, server_flags, server_options
 from overlay.cli._output import Role, columns, style
-from overlay.errors import NotHere
 from overlay.registry.recipe_words import option_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from overlay.consumers.server import Server
     from overlay.registry import Pin, Resolution
 
-__all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "present", "resolve"]
+__all__ = ["ModelLock", "PinnedRepo", "Place", "ResolvedModel", "path", "resolve"]
 
 _ROLES: dict[str, Role] = {"present": "good", "absent": "strong", "stale": "warn", "unknown": "warn", "damaged": "bad"}
 
@@ -132,40 +130,11 @@ def path(common: Common, model: str, rule: str, server: Server | None) -> None:
 
 
 def _print_path(common: Common, model: str, rule: str, server: Server | None) -> None:
-    document = Place(model, str(present(common, "path", model, rule, server)[1]))
+    from overlay.materialization.resolve import present
+
+    _, tree = present(model, common.options(rule=rule, server=server), wanted_by=("path", model))
+    document = Place(model, str(tree))
     common.output.result(document, lambda: [document.path])
-
-
-def present(
-    common: Common, command: str, model: str, rule: str, server: Server | None, *flags: str, by_name: bool = False
-) -> tuple[overlay.Resolved, Path]:
-    """A model that is here as the registry pins it, and its directory.
-
-    Args:
-        command: The command that wants it, with its other ``flags``.
-        by_name: It is for a server that looks it up.
-
-    Raises:
-        NotHere: It is not; the hint is what to run first.
-    """
-    from overlay.materialization.resolve import build_words
-
-    options = common.options(rule=rule, server=server)
-    found = overlay.resolve(model, options)
-    state = found.state
-    if state.name != "present" or state.tree is None:
-        why = f": {state.why}" if state.why else ""
-        raise NotHere(
-            f"{model}: {state.name}{why}",
-            code=f"model-{state.name}",
-            # Of another rule: most likely that is the one that is meant.
-            hint=common.command(command, model, *flags, "--rule", state.rule, *server_flags(server))
-            if state.rule
-            else common.command(*build_words(model, found, options, by_name=by_name)),
-            model=model,
-            location=str(state.location) if state.location else None,
-        )
-    return found, state.tree
 
 
 def _document(common: Common, model: str, found: overlay.Resolved, options: overlay.Options) -> ResolvedModel:

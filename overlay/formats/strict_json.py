@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from overlay.errors import BrokenInput
 
-__all__ = ["dump_json", "parse_json", "parse_object"]
+__all__ = ["dump_json", "parse_json", "parse_object", "why_no_json"]
 
 
 class _RefusedError(ValueError):
@@ -111,3 +111,18 @@ def _kind(value: Any) -> str:
     if value is None:
         return "null"
     return {list: "array", str: "string", bool: "boolean"}.get(type(value), "number")
+
+
+def why_no_json(data: bytes, *, is_object: bool = False) -> str | None:
+    """What keeps a file that is passed on from being JSON as servers read it, who take NaN and a key given twice.
+
+    Args:
+        is_object: Whether it must hold an object.
+    """
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        return f"{len(data)} bytes that are no JSON ({error})" if data else "an empty file, which is no JSON"
+    if is_object and not isinstance(value, dict):
+        return f"found a JSON {type(value).__name__}, expected an object"
+    return None

@@ -46,11 +46,15 @@ def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
     return Resolved(resolution, state, tuple(registry.replaced.get(resolution.model, ())))
 
 
-def present(model: str, options: Options = DEFAULTS, *, by_name: bool = False) -> tuple[Resolved, Path]:
+def present(
+    model: str, options: Options = DEFAULTS, *, by_name: bool = False, wanted_by: tuple[str, ...] = ()
+) -> tuple[Resolved, Path]:
     """What the name of a model stands for that is here, and its directory.
 
     Args:
         by_name: It is for a server that looks it up, and so for one that needs the source as well.
+        wanted_by: The command that wants it, with its flags but those of rule and server: where the model is here by
+            another rule, that is most likely the one that is meant.
 
     Raises:
         NotHere: It is not here as the registry pins it.
@@ -60,10 +64,13 @@ def present(model: str, options: Options = DEFAULTS, *, by_name: bool = False) -
     if state.name == "present" and state.tree is not None:
         return found, state.tree
     why = f": {state.why}" if state.why else ""
+    words = build_words(model, found, options, by_name=by_name)
+    if wanted_by and state.rule:
+        words = (*wanted_by, "--rule", state.rule, *(options.server.flags if options.server else ()))
     raise NotHere(
         f"{model}: {state.name}{why}",
         code=f"model-{state.name}",
-        hint=shlex.join(["overlay", *build_words(model, found, options, by_name=by_name)]),
+        hint=shlex.join(["overlay", *words]),
         model=model,
         location=str(state.location) if state.location else None,
     )

@@ -20,6 +20,7 @@ from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from overlay.cache import Cache, LinkMode
     from overlay.cache.tensors import TensorDigests
@@ -43,6 +44,7 @@ __all__ = [
     "downloading_counters",
     "learning_counters",
     "making_order",
+    "require_room_at",
     "require_room_for_downloads",
     "room_for",
     "survey",
@@ -328,9 +330,17 @@ def require_room_for_downloads(work: Work, repos: Mapping[str, Repo], cache: Cac
     stores = [repo.snapshot for repo in repos.values() if isinstance(repo, HubRepo)]
     if not elsewhere or not stores:
         return
-    needed, free = sum(source.size for source in elsewhere), free_room(stores[0])
+    require_room_at(stores[0], sum(source.size for source in elsewhere))
+
+
+def require_room_at(store: Path, needed: int) -> None:
+    """Refuse downloads that do not fit where the Hub's cache lies.
+
+    Raises:
+        CannotWrite: Less than ``needed`` bytes are free there.
+    """
+    where, free = existing(store), free_room(store)
     if free < needed:
-        where = existing(stores[0])
         raise CannotWrite(
             f"{where}: {format_bytes(needed)} to download, {format_bytes(free)} free",
             code="no-room",

@@ -7,7 +7,6 @@ that is none, and weights that their index lists and the tree lacks show here or
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from overlay.formats.checkpoint import INDEX_SUFFIX, WEIGHTS_SUFFIX, check_place
 from overlay.formats.files import MAX_CHECKED_FILE, PICKLES
 from overlay.formats.lfs import POINTER_LIMIT
 from overlay.formats.model_index import INDEX_NAMES, read_model_index
+from overlay.formats.strict_json import why_no_json
 from overlay.formats.wording import counted, some
 
 if TYPE_CHECKING:
@@ -264,18 +264,9 @@ def _is_json(path: str, components: Collection[str]) -> bool:
 
 
 def _check_json(data: bytes, where: str, *, is_object: bool) -> None:
-    """As servers read it, who take NaN and a key given twice."""
-    try:
-        value = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        problem = f"{len(data)} bytes that are no JSON ({error})" if data else "an empty file, expected JSON"
-    else:
-        if isinstance(value, dict) or not is_object:
-            return
-        problem = f"found a JSON {type(value).__name__}, expected an object"
-    raise BrokenInput(
-        f"{where}: {problem}", code="bad-json", hint="download the file again, or pin a commit that has it", where=where
-    )
+    if problem := why_no_json(data, is_object=is_object):
+        hint = "download the file again, or pin a commit that has it"
+        raise BrokenInput(f"{where}: {problem}", code="bad-json", hint=hint, where=where)
 
 
 def _check_shards(shards: Mapping[str, str], tree: Tree, index: Carried) -> None:

@@ -11,10 +11,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from overlay.cache.disk import existing, free_room
+from overlay.cache.disk import existing
 from overlay.cache.presence import building
-from overlay.errors import CannotWrite
-from overlay.formats.wording import format_bytes
 from overlay.hub.hub_cache import hub_cache
 from overlay.hub.serving import complete_snapshot
 from overlay.materialization.materialize import materialize, plan
@@ -32,6 +30,7 @@ from overlay.materialization.serving.checks import (
     require_no_extras,
     require_required_files,
 )
+from overlay.materialization.survey import require_room_at
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
@@ -174,14 +173,4 @@ def _require_room(staged: Staged, work: Work | None, cache: Cache) -> None:
     cache.require_room(_room(staged, work, cache))
     if _shares_filesystem(cache):
         return
-    where = existing(hub_cache())
-    needed, free = staged.nbytes + (sum(item.size for item in work.missing) if work else 0), free_room(where)
-    if free < needed:
-        raise CannotWrite(
-            f"{where}: {format_bytes(needed)} to download, {format_bytes(free)} free",
-            code="no-room",
-            hint="free some room there (hf cache ls), or move the Hub's cache with HF_HOME or HF_HUB_CACHE",
-            where=str(where),
-            needed=needed,
-            free=free,
-        )
+    require_room_at(hub_cache(), staged.nbytes + (sum(item.size for item in work.missing) if work else 0))
