@@ -36,8 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[World, Path, str]:
 def folder(made: tuple[World, Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A server's folder at the location of a cache root that is in force."""
     world, tree, location = made
-    for name, value in (world.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
+    world.put_in_force(monkeypatch, tmp_path / "cache")
     return place_server_tree(tree, tmp_path / "cache", location)
 
 

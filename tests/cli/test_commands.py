@@ -27,8 +27,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def world(made: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The made world, in force."""
-    for name, value in made.variables.items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch)
     return made
 
 
@@ -36,8 +35,7 @@ def world(made: World, monkeypatch: pytest.MonkeyPatch) -> World:
 def own_world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A copy of the made world's cache, to write into."""
     shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
-    for name, value in (made.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch, tmp_path / "cache")
     return World(tmp_path, made.hub)
 
 

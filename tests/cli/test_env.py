@@ -25,8 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which the model is materialized, also for a server that is told the pins."""
     world = make_built_world(tmp_path_factory.mktemp("made"))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.variables.items():
-            patch.setenv(name, value)
+        world.put_in_force(patch)
         for version in ("0.5.10", "0.5.12", "0.5.23"):
             assert run(["prewarm", MODEL, "--for", f"sglang=={version}", "--with-override", "-q"]) == 0
     return world
@@ -35,8 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def world(made: World, monkeypatch: pytest.MonkeyPatch) -> World:
     """The made world, in force."""
-    for name, value in made.variables.items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch)
     return made
 
 

@@ -26,8 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
     """A world in which the model is there for one server alone, which is told the pins."""
     world = make_world(tmp_path_factory.mktemp("made"))
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.variables.items():
-            patch.setenv(name, value)
+        world.put_in_force(patch)
         assert run(["prewarm", MODEL, *FOR, "-q"]) == 0
     return world
 
@@ -36,8 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """A copy of its cache, in force."""
     shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
-    for name, value in (made.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch, tmp_path / "cache")
     return World(tmp_path, made.hub)
 
 

@@ -34,8 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 def root(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheRoot:
     """A copy of its cache, in force."""
     shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
-    for name, value in (made.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch, tmp_path / "cache")
     monkeypatch.setattr("overlay.cache.collecting.GRACE", -1.0)
     return CacheRoot(tmp_path / "cache")
 

@@ -29,8 +29,7 @@ def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World
     shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
     shutil.copy(made.root / "registry.yaml", tmp_path / "registry.yaml")
     own = World(tmp_path, made.hub)
-    for name, value in own.variables.items():
-        monkeypatch.setenv(name, value)
+    own.put_in_force(monkeypatch)
     return own
 
 

@@ -35,8 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def cache(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     """An empty cache, in force."""
-    for name, value in (made.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch, tmp_path / "cache")
     return Cache.open(tmp_path / "cache", create=True)
 
 

@@ -48,8 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture
 def world(made: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     """The hub in force, with a cache root of the test's own."""
-    for name, value in (made.variables | {"OVERLAY_CACHE_ROOT": str(tmp_path / "cache")}).items():
-        monkeypatch.setenv(name, value)
+    made.put_in_force(monkeypatch, tmp_path / "cache")
     return World(tmp_path, made.hub)
 
 

@@ -49,8 +49,7 @@ def test_how_a_path_is_taken_for_a_source(
 def test_a_published_directory_is_no_source_to_any_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the tree nor the location, whatever the server has built in."""
     world = make_built_world(tmp_path)
-    for name, value in world.variables.items():
-        monkeypatch.setenv(name, value)
+    world.put_in_force(monkeypatch)
     state = overlay.resolve(MODEL).state
     assert state.tree
     assert state.location

@@ -39,6 +39,12 @@ class World:
             "OVERLAY_REGISTRY": str(self.root / "registry.yaml"),
         }
 
+    def put_in_force(self, patch: pytest.MonkeyPatch, cache: Path | None = None) -> None:
+        """Export the variables; with ``cache``, that one as the root."""
+        own = {"OVERLAY_CACHE_ROOT": str(cache)} if cache else {}
+        for name, value in (self.variables | own).items():
+            patch.setenv(name, value)
+
 
 def make_world(root: Path) -> World:
     """Write the hub and its registry."""
@@ -51,7 +57,6 @@ def make_built_world(root: Path) -> World:
     """The same with the model in the cache."""
     world = make_world(root)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in world.variables.items():
-            patch.setenv(name, value)
+        world.put_in_force(patch)
         assert run(["prewarm", MODEL, "-q"]) == 0
     return world
