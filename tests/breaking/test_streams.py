@@ -50,12 +50,12 @@ def test_a_closed_stream_is_no_file_that_is_opened_later(tmp_path: Path) -> None
     """What a library prints to descriptor 2 does not end up in a file of ours that happens to have got this number."""
     code = f"""
 import os, sys, types
-import click, overlay.cli._main as m
+import click, overlay.cli._lazy, overlay.cli._main as m
 @click.command("resolve")
 def resolve():
     with open({str(tmp_path / "weights")!r}, "wb") as file:
         os.write(1, b"noise"); os.write(2, b"noise")
-m.import_module = lambda name: types.SimpleNamespace(resolve=resolve)
+overlay.cli._lazy.import_module = lambda name: types.SimpleNamespace(resolve=resolve)
 sys.argv = ["overlay", "resolve"]
 m.main()
 """
@@ -69,7 +69,7 @@ def test_a_signal_that_a_library_turns_into_another_error(tmp_path: Path, number
     """An import that catches everything and then fails: the signal is reported, not a bug."""
     code = f"""
 import os, sys, types
-import click, overlay.cli._main as m
+import click, overlay.cli._lazy, overlay.cli._main as m
 @click.command("resolve")
 def resolve():
     try:
@@ -77,7 +77,7 @@ def resolve():
     except:
         pass
     raise ImportError("cannot load module more than once per process")
-m.import_module = lambda name: types.SimpleNamespace(resolve=resolve)
+overlay.cli._lazy.import_module = lambda name: types.SimpleNamespace(resolve=resolve)
 sys.argv = ["overlay", "resolve"]
 m.main()
 """

@@ -16,7 +16,7 @@ import click
 import pytest
 
 from overlay import errors
-from overlay.cli import _main
+from overlay.cli import _lazy, _main
 from overlay.cli._errors import Terminated, redact
 from overlay.cli._options import Common, common_options
 from overlay.registry.problems import Problem, refuse
@@ -37,7 +37,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         def resolve(common: Common) -> None:
             body(common)
 
-        monkeypatch.setattr(_main, "import_module", lambda _name: SimpleNamespace(resolve=resolve))
+        monkeypatch.setattr(_lazy, "import_module", lambda _name: SimpleNamespace(resolve=resolve))
         return _main.run(["resolve", *args])
 
     return run
@@ -269,7 +269,7 @@ SLEEPER = """
 import sys, time, types
 from pathlib import Path
 import click
-import overlay.cli._main as m
+import overlay.cli._lazy, overlay.cli._main as m
 @click.command("resolve")
 def resolve():
     try:
@@ -277,7 +277,7 @@ def resolve():
         time.sleep(60)
     finally:
         Path("cleaned").touch()
-m.import_module = lambda name: types.SimpleNamespace(resolve=resolve)
+overlay.cli._lazy.import_module = lambda name: types.SimpleNamespace(resolve=resolve)
 sys.argv = ["overlay", "resolve"]
 m.main()
 """
