@@ -160,7 +160,7 @@ def _document(common: Common, model: str, found: overlay.Resolved, options: over
         entry=f"{entry.place.file}:{entry.place.line}" if entry.place.line else entry.place.file,
         replaced=found.replaced,
         notes=(*(note for note in resolution.notes if note not in resolution.moved), *_hub_notes(common)),
-        next=_next(common, model, found, options, lock, pinned=pinned),
+        next=_next(common, model, found, options, lock),
     )
 
 
@@ -183,8 +183,6 @@ def _next(
     found: overlay.Resolved,
     options: overlay.Options,
     lock: ModelLock | None,
-    *,
-    pinned: bool,
 ) -> str | None:
     from overlay.materialization.resolve import build_words
 
@@ -195,8 +193,7 @@ def _next(
         return common.command(*words)
     if lock is not None and lock.state == "stale":
         return common.command("lock", found.resolution.model)
-    floating, unknown = [] if pinned else ["--allow-floating"], found.state.name == "unknown"
-    return common.command(*words, *floating, *(["--dry-run"] if unknown else []))
+    return common.command(*words, *(["--dry-run"] if found.state.name == "unknown" else []))
 
 
 def _repo(pin: Pin, components: tuple[str, ...] = ()) -> PinnedRepo:

@@ -88,7 +88,7 @@ def build_words(model: str, found: Resolved, options: Options, *, by_name: bool 
     location, is_script = found.state.location, found.resolution.entry.recipe.name == "python"
     is_folder = location is not None and location.is_dir() and not location.is_symlink()
     if is_folder and found.state.tree is None and not is_script:
-        return ("adopt", model, *_flags(options))
+        return ("adopt", model, *_floating(found.resolution), *_flags(options))
     return prewarm_words(model, found.resolution, options, by_name=by_name)
 
 
@@ -98,7 +98,11 @@ def prewarm_words(model: str, resolution: Resolution, options: Options, *, by_na
         return ("check", resolution.model)
     staged = ["--stage-source"] if by_name else []
     allowed = ["--allow-script"] if resolution.script_is_found else []
-    return ("prewarm", model, *staged, *allowed, *_flags(options))
+    return ("prewarm", model, *staged, *allowed, *_floating(resolution), *_flags(options))
+
+
+def _floating(resolution: Resolution) -> tuple[str, ...]:
+    return ("--allow-floating",) if resolution.floats else ()
 
 
 def _flags(options: Options) -> tuple[str, ...]:

@@ -324,3 +324,9 @@ class Resolution:
     source_folder: Path | None = None
     moved: tuple[str, ...] = ()
     script_is_found: bool = False
+
+    @property
+    def floats(self) -> bool:
+        """Whether a repo that is read has no commit, so that building needs ``--allow-floating``."""
+        taken = (pin for pin in self.entry.pins if not (self.source_folder and pin is self.entry.source))
+        return any(pin.revision is None for pin in taken)

@@ -22,6 +22,7 @@ from overlay.registry.entries import (
     Recipe,
     Wheel,
 )
+from overlay.registry.launch_fields import launch_problems
 from overlay.registry.problems import did_you_mean, refuse
 from overlay.registry.recipe_words import recipe_text, serve_text
 from overlay.registry.schema import NeedFields, PinFields
@@ -158,6 +159,9 @@ class _Layer:
 
     def serve(self, fields: EntryFields, recipe: Recipe) -> Mapping[str, Launch]:
         if fields.serve is not None:
+            for name, launch in fields.serve.items():
+                for path, code, message, hint in launch_problems(name, launch):
+                    self.report(("serve", name, *path), code, message, hint)
             return {
                 name: Launch(**launch.model_dump(), place=self.place("serve", name))
                 for name, launch in fields.serve.items()

@@ -105,6 +105,20 @@ def test_absent_by_path(world: World, capsys: pytest.CaptureFixture[str], tmp_pa
         assert f"overlay prewarm {shlex.join([MODEL, *(prewarm or ['--stage-source', *told])])}\n" in err
 
 
+def test_absent_and_floating(world: World, document: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command that brings a model of which a repo has no commit says that it may, by path and by name."""
+    registry = tmp_path / "registry.yaml"
+    given = Path(os.environ["OVERLAY_REGISTRY"]).read_text()
+    registry.write_text(given.replace(f"revision: {world.hub.overlay}", "floating: nobody has looked"))
+    assert registry.read_text() != given
+    monkeypatch.setenv("OVERLAY_REGISTRY", str(registry))
+    monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
+    for words, staged in (([], ""), (["--by", "name"], "--stage-source ")):
+        error = document("error", "env", MODEL, "--for", "sglang", *words, status=3)["error"]
+        assert error["hint"] == f"overlay prewarm {MODEL} {staged}--allow-floating --for sglang"
+    assert document("resolve", "resolve", MODEL)["next"] == f"overlay prewarm {MODEL} --allow-floating"
+
+
 def test_flags_behind_the_command(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     """What stands behind -- is part of the command in every form; what is not a flag is a mistake."""
     more = ["--port", "30000", "--served-model-name", "a b"]
@@ -292,11 +306,11 @@ def test_launch_data_of_a_project_are_said_to_be(
     """What is run on this host was said by a file, and that is named."""
     made = make_world(tmp_path)
     registry = tmp_path / "registry.yaml"
-    registry.write_text(registry.read_text().rstrip() + "\n    serve:\n      sglang: {flags: [--x, a b]}\n")
+    registry.write_text(registry.read_text().rstrip() + "\n    serve:\n      sglang: {flags: [--tp-size, 2]}\n")
     monkeypatch.setenv("OVERLAY_REGISTRY", str(registry))
     monkeypatch.setenv("OVERLAY_HUB", str(made.hub.root))
     start = document("env", "env", MODEL, "--for", "sglang", "--by", "name")
-    assert start["command"][-2:] == ["--x", "a b"]
+    assert start["command"][-2:] == ["--tp-size", "2"]
     assert any(note.startswith(f"flags, variables and requests are those of {registry}:") for note in start["notes"])
 
 

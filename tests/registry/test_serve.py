@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from support.registries import ENTRY, VDN, load_text, registry_text
 
 from overlay.errors import InvalidRegistry
 from overlay.registry import Launch
-from overlay.registry.launch_fields import LaunchFields
+from overlay.registry.entries import SERVERS
+from overlay.registry.launch_allowed import ALLOWED
+from overlay.registry.launch_fields import LaunchFields, launch_problems
 from overlay.registry.lock import recipe_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.no_torch
 
 SERVE = """\
     serve:
       sglang:
-        flags: [--attention-backend, fa, --enable-x]
-        env: {OMP_NUM_THREADS: 8, SGLANG_X: "a b"}
-        request: {task: t2va}
+        flags: [--attention-backend, fa, --vae-tiling]
+        env: {OMP_NUM_THREADS: 8, SGLANG_CACHE_DIT_ENABLED: 1}
+        request: {task_type: t2va}
         grid_points: 9
 """
 
@@ -52,12 +52,15 @@ def test_an_override_replaces_it_whole_and_is_shown(tmp_path: Path) -> None:
     registry = load_text(tmp_path, registry_text(f"  {VDN}:\n{SERVE}"))
     launch = registry.entries[VDN].serve["sglang"]
     assert launch == Launch(
-        ("--attention-backend", "fa", "--enable-x"), {"OMP_NUM_THREADS": "8", "SGLANG_X": "a b"}, {"task": "t2va"}, 9
+        ("--attention-backend", "fa", "--vae-tiling"),
+        {"OMP_NUM_THREADS": "8", "SGLANG_CACHE_DIT_ENABLED": "1"},
+        {"task_type": "t2va"},
+        9,
     )
     assert str(launch.place) == f"{tmp_path}/mine.yaml:5:7"
     [note] = registry.replaced[VDN]
     assert note.startswith(
-        "serve sglang (--attention-backend fa --enable-x, OMP_NUM_THREADS=8, SGLANG_X=a b, task t2va"
+        "serve sglang (--attention-backend fa --vae-tiling, OMP_NUM_THREADS=8, SGLANG_CACHE_DIT_ENABLED=1,"
     )
     assert "replaces sglang (--attention-backend hybrid_window_attn_h3, 9 grid points)" in note
 
@@ -85,129 +88,172 @@ CASES = {
     "unknown key": ("flag: [--x]", "unknown-key", "unknown key flag"),
     "flags as text": ("flags: --x", "wrong-type", "expected a list"),
     "a word before the first flag": ("flags: [serve]", "bad-launch", "'serve'"),
-    "an empty word": ('flags: [--x, ""]', "bad-launch", "empty"),
-    "another model": ("flags: [--x, --model_pa, acme]", "reserved-launch", "--model_pa"),
-    "what the loader reads": ("env: {LD_PRELOAD: x.so}", "reserved-launch", "LD_PRELOAD"),
-    "a secret flag": ("flags: [--api-key, hunter2]", "secret-in-registry", "--api-key"),
+    "an empty word": ('flags: [--vae-tiling, ""]', "bad-launch", "--vae-tiling"),
+    "another flag": ("flags: [--vae-tiling, --model-path, acme]", "reserved-launch", "--model-path is not among"),
     "a line break in a flag": ('flags: ["--x\\nrm -rf /"]', "not-printable", "control characters"),
-    "a lower-case variable": ("env: {path: x}", "bad-launch", "'path'"),
-    "a variable that is none": ('env: {"A=B; rm": x}', "bad-launch", "'A=B; rm'"),
-    "a token": ("env: {HF_TOKEN: hf_x}", "secret-in-registry", "HF_TOKEN"),
-    "a key of a cloud": ("env: {AWS_SECRET_ACCESS_KEY: x}", "secret-in-registry", "AWS_SECRET_ACCESS_KEY"),
+    "another variable": ("env: {LD_PRELOAD: x.so}", "reserved-launch", "LD_PRELOAD is not among"),
+    "a variable that is none": ('env: {"A=B; rm": x}', "reserved-launch", "A=B; rm"),
     "a line break in a value": ('env: {A: "x\\ny"}', "not-printable", "control characters"),
-    "a field that is none": ("request: {Task: x}", "bad-launch", "'Task'"),
+    "another field": ("request: {output_path: x}", "reserved-launch", "output_path is not among"),
     "steps by a number of two meanings": ("request: {num_inference_steps: 9}", "reserved-launch", "grid points"),
     "one grid point": ("grid_points: 1", "bad-launch", "from 2 to 1000"),
     "endless grid points": (f"grid_points: {'9' * 5000}", "bad-launch", "from 2 to 1000"),
     "no number": ("grid_points: nine", "bad-launch", "'nine'"),
-    "digits of another script": ("grid_points: ٩", "bad-launch", "from 2 to 1000"),
+    "digits of another script": ("grid_points: \N{ARABIC-INDIC DIGIT NINE}", "bad-launch", "from 2 to 1000"),
 }
 
 
 @pytest.mark.parametrize(("lines", "code", "message"), CASES.values(), ids=CASES)
 def test_what_may_not_stand_there(tmp_path: Path, lines: str, code: str, message: str) -> None:
-    """Whatever would choose another model or program, enable a script, or be a secret is refused at its place."""
+    """Whatever is not on the list, or has no value of its kind, is refused at its place."""
     error = refused(tmp_path, served(lines))
     assert [problem["code"] for problem in error.data["problems"]] == [code]
     assert message in str(error)
     assert error.data["problems"][0]["line"] == 6
 
 
-RESERVED_FLAGS = (
-    *("--model-path", "--model", "--model=acme", "--model_path", "--model-pa=x", "--MODEL-PATH", "--mod", "--mode"),
-    *("--model-id", "--revision", "--rev", "--code-revision", "--tokenizer", "--tok", "--lora-path", "--lora-modules"),
-    *("--trust-remote-code", "--trust_remote_code", "--trust-remote-cod", "--trust-rem", "--tru", "--no-trust-x"),
-    *("--config", "--con", "--config=x", "--cache-dit-config", "--stage-configs-pa", "--compilation-config.backend"),
-    *("--vae-path", "--vae_pat", "--component-paths.vae", "--download-dir", "--pipeline-class-name", "--worker-cls"),
-    *("--worker-extension-cls", "--tool-parser-plugin", "--tool-parser-plu", "--load-format", "--load-form"),
-    *("--custom-pipeline-args", "--diffusers-load-kwargs", "--hf-overrides", "--logits-processors", "--middleware"),
-    *("--chat-template", "--distributed-executor-backend", "--stage-overrides", "--quant-path", "--log-file"),
-    *("--host", "--hos", "--port", "--master-port", "--pe-server-url", "--srt-encoder-u", "--dist-init-addr"),
-    *("--", "-m", "-cc", "-O3", "--x y", "---model", "--\N{HYPHEN}model", "--.", "-1x"),
+def test_each_is_refused_at_its_place(tmp_path: Path) -> None:
+    """All of them together, each with its name, its line and what to do instead; no value of theirs is repeated."""
+    entry = """\
+      sglang:
+        flags:
+          - --webui
+          - --uds
+          - evil.sock
+        env:
+          SGLANG_CLOUD_STORAGE_TYPE: s3
+          HF_TOKEN: hf_secret
+        request:
+          output_path: /evil
+"""
+    error = refused(tmp_path, registry_text(f"  {VDN}:\n    serve:\n{entry}"))
+    found = {problem["line"]: problem for problem in error.data["problems"]}
+    assert {line: problem["message"].split()[1] for line, problem in found.items()} == {
+        7: "--webui",
+        8: "--uds",
+        11: "SGLANG_CLOUD_STORAGE_TYPE",
+        12: "HF_TOKEN",
+        14: "output_path",
+    }
+    assert found[7]["hint"].endswith("overlay env MODEL --for sglang -- FLAGS")
+    assert "your own deployment" in found[11]["hint"]
+    assert "your own requests" in found[14]["hint"]
+    assert "evil" not in str(error)
+    assert "hf_secret" not in str(error)
+
+
+def codes(server: str = "sglang", **launch: Any) -> list[str]:
+    """What is found wrong with launch data."""
+    return [code for _, code, _, _ in launch_problems(server, LaunchFields.model_validate(launch))]
+
+
+REFUSED_FLAGS = (
+    *("--model-path", "--model", "--MODEL-PATH", "--model-id", "--revision", "--tokenizer", "--lora-path", "--config"),
+    *("--trust-remote-code", "--trust_remote_code", "--trust-rem", "--load-format", "--vae-path", "--worker-cls"),
+    *("--component-paths.vae", "--pipeline-class-name", "--custom-pipeline-args", "--hf-overrides", "--middleware"),
+    *("--host", "--port", "--master-port", "--uds", "--webui", "--webui-port", "--encoder-urls", "--pe-server-url"),
+    *("--enable-prompt-embeds", "--ignore-patterns", "--output-path", "--log-requests", "--otlp-traces-endpoint"),
+    *("--api-key", "--download-dir", "--omni-master-address", "--no-guardrails", "--attention-backend-config"),
+    *("--attention_backend", "--Attention-Backend", "--attention-back", "--no-vae-tiling", "--vae-tiling.x"),
+    *("--", "---vae-tiling", "--vae-tiling ", "--\N{HYPHEN}vae-tiling", "--x y", "--."),
+)
+REFUSED_VARIABLES = (
+    *("LD_PRELOAD", "PYTHONPATH", "PATH", "HOME", "TMPDIR", "CC", "CUDA_VISIBLE_DEVICES", "HTTPS_PROXY", "HF_HOME"),
+    *("HF_TOKEN", "HF_HUB_OFFLINE", "AWS_SECRET_ACCESS_KEY", "TORCHINDUCTOR_CACHE_DIR", "NCCL_NET_PLUGIN", "NCCL_X"),
+    *("SGLANG_CLOUD_STORAGE_TYPE", "SGLANG_S3_BUCKET_NAME", "SGLANG_S3_ENDPOINT_URL", "SGLANG_S3_REGION_NAME"),
+    *("SGLANG_KERNEL_API_LOGDEST", "SGLANG_LOG_REQUEST_HEADERS", "SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_X"),
+    *("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", "SGLANG_DIFFUSION_CACHE_ROOT", "SGLANG_DIFFUSION_NCCL_SO_PATH"),
+    *("SGLANG_DIFFUSION_MINIMAX_H3_PDD_HEADS", "SGLANG_DIFFUSION_ATTENTION_CONFIG", "SGLANG_USE_MODELSCOPE"),
+    *("VLLM_MEDIA_CONNECTOR", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY", "VLLM_PLUGINS", "VLLM_CACHE_ROOT", "VLLM_X"),
+    *("omp_num_threads", "OMP_NUM_THREADS ", "A=B"),
 )
 
 
-def why_not(**launch: Any) -> str:
-    """What is said of launch data that are refused."""
-    with pytest.raises(ValidationError) as caught:
-        LaunchFields.model_validate(launch)
-    [problem] = caught.value.errors()
-    assert problem["ctx"]["code"] == "reserved-launch"
-    return str(problem["ctx"]["message"])
+@pytest.mark.parametrize("server", SERVERS)
+def test_nothing_else_is_given(server: str) -> None:
+    """A flag or a variable is known by its full name, as it is written, or refused; its value changes nothing."""
+    for flag in REFUSED_FLAGS:
+        assert codes(server, flags=[flag, "x"]) == codes(server, flags=[f"{flag}=x"]) == ["reserved-launch"], flag
+    for name in REFUSED_VARIABLES:
+        assert codes(server, env={name: "1"}) == ["reserved-launch"], name
 
 
-@pytest.mark.parametrize("flag", RESERVED_FLAGS)
-def test_flags_that_decide_what_is_loaded_run_or_read(flag: str) -> None:
-    """Also with an underscore, in capitals, with a value joined, cut short, and behind a flag that is allowed."""
-    for words in ([flag], ["--x", flag]) if flag.startswith("--") else (["--x", flag],):
-        assert why_not(flags=words).startswith(f"{flag}: ")
+def test_what_one_server_knows_is_not_said_to_the_other() -> None:
+    """The lists are those of a server each."""
+    assert codes("sglang", flags=["--tp-size", "2"]) == codes("vllm-omni", flags=["--tensor-parallel-size", "2"]) == []
+    assert codes("vllm-omni", flags=["--tp-size", "2"]) == ["reserved-launch"]
+    assert codes("sglang", flags=["--tensor-parallel-size", "2"]) == ["reserved-launch"]
+    assert codes("vllm-omni", env={"SGLANG_CACHE_DIT_ENABLED": "1"}) == ["reserved-launch"]
 
 
-TUNING_FLAGS = (
-    *("--attention-backend", "--tp-size", "--sp-degree", "--num-gpus", "--dp", "--mode-x", "--performance-mode"),
-    *("--enable-cfg-parallel", "--dit-cpu-offload", "--layerwise-offload-modules", "--use-fsdp-inference", "--omni"),
-    *("--minimax-h3-adaln-host-cache-gb", "--enable-torch-compile", "--allow-cudnn-tf32", "--cache-backend", "--fps"),
-    *("--disable-multithread-weight-load", "--vae-parallel-mode", "--component-precisions.vae", "--enforce-eager"),
+GOOD_FLAGS = (
+    *("--attention-backend fa", "--attention-backend=fa", "--tp-size 2", "--vae-tiling", "--vae-tiling false"),
+    *("--vae-tiling=true --tp-size 4", "--flow-shift -0.5", "--component-attention-backends text_encoder=torch_sdpa"),
+    *("--warmup-resolutions 256x256 720x720", "--component-residency transformer=resident vae=component-offload"),
+    *("--dmd-denoising-steps 1000,757,522", "--component-precisions.vae fp32", "--bcg-text-buckets 64 128"),
+    "--layerwise-resident-layers transformer=0.5,vae=2",
 )
 
 
-@pytest.mark.parametrize("flag", TUNING_FLAGS)
-def test_flags_that_tune(flag: str) -> None:
-    """A registry may say how fast, on how many GPUs and by which backend."""
-    words = (flag, "fa", "-1", "-0.5")
-    assert LaunchFields.model_validate({"flags": words}).flags == words
+@pytest.mark.parametrize("words", GOOD_FLAGS)
+def test_flags_that_a_model_can_need(words: str) -> None:
+    """With a value of their kind, behind them or joined."""
+    assert codes(flags=words.split()) == []
 
 
-@pytest.mark.parametrize("value", ["/etc/x", "acme/model", "~/y", "https://a", "a\\b"])
-def test_no_value_names_a_place(value: str) -> None:
-    """Whatever the flag or variable: no path, no repo, no URL."""
-    for launch in ({"flags": ["--x", value]}, {"flags": [f"--x={value}"]}, {"env": {"SGLANG_X": value}}):
-        assert "names a place" in why_not(**launch)
-
-
-RESERVED_VARIABLES = (
-    *("LD_PRELOAD", "PYTHONPATH", "PATH", "HOME", "TMPDIR", "GCONV_PATH", "PROMPT_COMMAND", "PS4", "PERL5OPT"),
-    *("NODE_OPTIONS", "OPENSSL_CONF", "TORCH_EXTENSIONS_DIR", "CDPATH", "MALLOC_CONF", "CUDA_INJECTION64_PATH"),
-    *("PYTORCH_X", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX"),
-    *("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_ENDPOINT", "HF_HOME", "HF_MODULES_CACHE", "HF_ANYTHING", "HTTPS_PROXY"),
-    *("SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY", "SGLANG_DIFFUSION_CACHE_ROOT", "SGLANG_USE_MODELSCOPE"),
-    *("SGLANG_EXTERNAL_MODEL_PACKAGE", "SGLANG_EXTERNAL_X", "SGLANG_DIFFUSION_NCCL_SO_PATH", "SGLANG_PLUGINS"),
-    *("SGLANG_DIFFUSION_PLATFORM_OVERRIDE", "SGLANG_USE_PICKLE_IPC", "SGLANG_ZMQ_ALLOWED_PEERS", "SGLANG_CACHE_DIR"),
-    *("SGLANG_TEST_SCRIPTED_RUNTIME_SYS_PATH_ENTRY", "SGLANG_WEIGHT_CACHE_SOCKET_TEMPLATE", "SGLANG_PATH"),
-    *("VLLM_PLUGINS", "VLLM_USE_MODELSCOPE", "VLLM_CACHE_ROOT", "VLLM_NCCL_SO_PATH", "VLLM_SERVER_DEV_MODE"),
-    *("VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_LOGGING_CONFIG_PATH"),
-    *("NCCL_NET_PLUGIN", "NCCL_TUNER_PLUGIN", "NCCL_PROFILER_PLUGIN", "NCCL_TOPO_FILE", "NCCL_COMM_ID", "NCCL"),
+BAD_FLAGS = (
+    *("--attention-backend", "--attention-backend=", "--attention-backend a b", "--attention-backend a=b"),
+    *("--attention-backend a.py", "--attention-backend acme/x", "--attention-backend -m", "--attention-backend $(id)"),
+    *("--attention-backend `id`", "--attention-backend a;b", "--attention-backend ~", "--attention-backend a:80"),
+    *("--attention-backend \N{CYRILLIC SMALL LETTER A}", f"--attention-backend {'a' * 65}", "--tp-size two"),
+    *("--tp-size 2.5", "--tp-size -1", f"--tp-size {'9' * 10}", "--tp-size \N{ARABIC-INDIC DIGIT NINE}"),
+    *("--vae-tiling yes", "--vae-tiling serve", "--vae-tiling=true x", "--bcg-text-buckets=1 2", "--bcg-text-buckets"),
+    *("--component-residency a", "--component-residency a=b=c", "--component-residency a=b.yaml"),
+    *(
+        "--component-attention-backends a=b,",
+        "--component-attention-backends a=/b",
+        "--flow-shift 1.",
+        "--flow-shift nan",
+    ),
 )
 
 
-@pytest.mark.parametrize("name", RESERVED_VARIABLES)
-def test_variables_that_decide_what_is_loaded_run_or_read(name: str) -> None:
-    """Only variables that are known to tune are taken; all others are refused by name."""
-    assert why_not(env={name: "x"}).startswith(f"{name}: ")
+@pytest.mark.parametrize("words", BAD_FLAGS)
+def test_flags_with_another_value(words: str) -> None:
+    """No place, no file, nothing that a shell expands, and no word that the server would take for something else."""
+    assert codes(flags=words.split()) == ["bad-launch"]
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("section", "name", "good", "bad"),
     [
-        *("OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_P2P_LEVEL", "NCCL_DEBUG"),
-        *(
-            "SGLANG_CACHE_DIT_ENABLED",
-            "SGLANG_DIFFUSION_IPC_A2A",
-            "VLLM_BATCH_INVARIANT",
-            "DIFFUSION_ATTENTION_BACKEND",
-        ),
+        ("env", "OMP_NUM_THREADS", "8", "8;id"),
+        ("env", "SGLANG_CACHE_DIT_ENABLED", "true", "yes"),
+        ("env", "SGLANG_CACHE_DIT_RDT", "0.24", "x"),
+        ("env", "SGLANG_DIFFUSION_FLUX3_NATTEN_BACKEND", "hopper-fna", "natten.py"),
+        ("env", "PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512", "backend:/x.so"),
+        ("request", "task_type", "t2va", "t2va x"),
+        ("request", "aspect_ratio", "16:9", "16:9:1"),
+        ("request", "width", "1280", "wide"),
+        ("request", "flow_shift", "5.0", ""),
     ],
 )
-def test_variables_that_tune(name: str) -> None:
-    """Of the server, of NCCL, and a few of the libraries beneath."""
-    assert LaunchFields.model_validate({"env": {name: "1"}}).env == {name: "1"}
+def test_values_of_variables_and_requests(section: str, name: str, good: str, bad: str) -> None:
+    """Each is of its kind."""
+    assert codes(**{section: {name: good}}) == []
+    assert codes(**{section: {name: bad}}) == ["bad-launch"]
 
 
-@pytest.mark.parametrize("flag", ["--max-num-batched-tokens", "--tokenizer-mode", "--attention-backend=fa"])
-def test_flags_that_only_sound_like_secrets(tmp_path: Path, flag: str) -> None:
-    """A word within a word is no secret."""
-    launch = load_text(tmp_path, served(f"flags: [{flag}]")).entries[VDN].serve["sglang"]
-    assert launch.flags == (flag,)
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_page_lists_what_may_be_given(server: str) -> None:
+    """The reference of the registry names all of it, and nothing else."""
+    page = (Path(__file__).parents[2] / "docs/reference/registry.md").read_text()
+    _, _, below = page.partition("## How servers are started")
+    section = below.partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith((f"| {server} |", "| both |"))]
+    listed = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    allowed = ALLOWED[server]
+    assert listed == {*allowed.flags, *allowed.env, *allowed.request}
 
 
 def test_an_unknown_server(tmp_path: Path) -> None:

@@ -60,8 +60,10 @@ def prewarm_fix(subject: Subject, server: Server) -> str | None:
     """What warms this host for the server; None where nothing here builds the model."""
     if not subject.entry.is_buildable:
         return None
-    allowed = ["--allow-script"] if subject.inventory.resolution.script_is_found else []
-    return shlex.join(["overlay", "prewarm", _given(subject), "--stage-source", *allowed, *server.flags])
+    resolution = subject.inventory.resolution
+    script = ["--allow-script"] if resolution.script_is_found else []
+    floating = ["--allow-floating"] if resolution.floats else []
+    return shlex.join(["overlay", "prewarm", _given(subject), "--stage-source", *script, *floating, *server.flags])
 
 
 def _given(subject: Subject) -> str:
