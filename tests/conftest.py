@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import os
+import shutil
 import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 import overlay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _HIDDEN = (
     "HF_",
@@ -39,15 +43,20 @@ if os.environ.get("OVERLAY_TEST_INSTALLED"):
     assert "site-packages" in Path(overlay.__file__).parts, f"tests import {overlay.__file__}, not the installed wheel"
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Where torch is not installed, files without a no_torch test may import it at their top: leave them out."""
-    if _WITHOUT_TORCH and collection_path.name.startswith("test_"):
-        return "no_torch" not in collection_path.read_text() or None
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of the lane that is run.
+
+    Where torch is not installed, files without a no_torch test may import it at their top. Files without a slow test
+    only take time: most of them are.
+    """
+    wanted = "no_torch" if _WITHOUT_TORCH else "slow" if config.option.markexpr.startswith("slow") else ""
+    if wanted and collection_path.name.startswith("test_"):
+        return wanted not in collection_path.read_text() or None
     return None
 
 
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     world = tmp_path_factory.mktemp("world")
     for name in list(os.environ):
         if name.startswith(_HIDDEN):
@@ -68,6 +77,9 @@ def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     (world / "work").mkdir()
     monkeypatch.chdir(world / "work")
     _move_hub_constants(monkeypatch, world / "home/.cache/huggingface")
+    yield
+    # Thousands of them would make every later mktemp slow, and some hold what a demo built.
+    shutil.rmtree(world, ignore_errors=True)
 
 
 def _move_hub_constants(monkeypatch: pytest.MonkeyPatch, hf_home: Path) -> None:

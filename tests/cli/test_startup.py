@@ -40,6 +40,7 @@ MODEL = "OpenVDN/vdn-minimax-h3"
     ],
     ids=str,
 )
+@pytest.mark.with_torch
 def test_queries_import_nothing_heavy(args: list[str], status: int) -> None:
     """Help, resolve, path, lease, cache and check --offline import neither torch nor the client's network stack."""
     done = subprocess.run([sys.executable, "-c", CODE, *args], capture_output=True, text=True, check=True)

@@ -222,6 +222,7 @@ def test_the_demos_own_overlay_is_what_its_registry_says(said: Any, world: World
     assert "looks in another directory" not in said("prewarm", MODEL, "--dry-run")[0]
 
 
+@pytest.mark.with_torch
 def test_differences_are_named_in_words(said: Any, tmp_path: Path) -> None:
     """One tensor differs; at the top of a folder its name is enough; across zero there is no count of steps."""
     for side, values in (("a", [1.0, 2.0]), ("b", [1.0, -2.0])):

@@ -190,6 +190,7 @@ def test_files_beyond_the_patterns_are_noticed(world: World) -> None:
     assert sorted({*repo.in_snapshot()} - {*repo.paths()}) == [ONE, TWO]
 
 
+@pytest.mark.with_torch
 def test_neither_importing_nor_reading_the_cache_loads_the_network_stack(world: World) -> None:
     """The package, and a repo that is cached and pinned, need nothing of the client but its constants."""
     world.fill()

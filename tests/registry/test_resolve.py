@@ -252,6 +252,7 @@ def test_file_is_no_model(registry: Registry, tmp_path: Path) -> None:
         resolve(str(tmp_path / "vdn-minimax-h3"), registry)
 
 
+@pytest.mark.with_torch
 def test_imports_stay_light() -> None:
     """Importing the package reads no file and needs neither pydantic, a YAML reader, the Hub client nor torch."""
     heavy = "{'pydantic', 'ruamel', 'ruamel.yaml', 'huggingface_hub', 'torch'}"
