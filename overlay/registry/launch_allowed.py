@@ -24,20 +24,20 @@ class Value:
 
     Attributes:
         said: In words.
-        pattern: What each word of it is, whole.
+        pattern: What each word of it is, whole; compiled when a registry has such a value, which few commands read.
         least: How many words at least.
         most: How many words at most; None for any number.
     """
 
     said: str
-    pattern: re.Pattern[str]
+    pattern: str
     least: int = 1
     most: int | None = 1
 
     def fits(self, words: Sequence[str]) -> bool:
         """Whether words are such a value."""
         enough = self.least <= len(words) and (self.most is None or len(words) <= self.most)
-        return enough and all(self.pattern.fullmatch(word) for word in words)
+        return enough and all(re.fullmatch(self.pattern, word) for word in words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,23 @@ def _table(*groups: tuple[Value, str]) -> Mapping[str, Value]:
 _A_WORD = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 _A_COUNT = "[0-9]{1,9}"
 _A_NUMBER = r"-?[0-9]{1,9}(\.[0-9]{1,9})?"
-_A_PAIR = f"[a-z0-9_]{{1,64}}=({_A_WORD}|{_A_NUMBER})"
+# No text is both a word and a fraction, so that no list of pairs is tried in two to the power of its length ways.
+_A_PAIR = rf"[a-z0-9_]{{1,64}}=({_A_WORD}|[0-9]{{1,9}}\.[0-9]{{1,9}})"
 
-_SWITCH = Value("nothing", re.compile(""), 0, 0)
-_TRUTH = Value("nothing, true or false", re.compile("true|false"), 0)
-_BOOL = Value("true, false, 1 or 0", re.compile("true|false|1|0"))
-_COUNT = Value("a whole number", re.compile(_A_COUNT))
-_COUNTS = Value("whole numbers", re.compile(_A_COUNT), most=None)
-_STEPS = Value("whole numbers with commas between them", re.compile(f"{_A_COUNT}(,{_A_COUNT}){{0,99}}"))
-_NUMBER = Value("a number", re.compile(_A_NUMBER))
-_WORD = Value("a word of letters, digits, _ and -", re.compile(_A_WORD))
-_WORDS = Value("words of letters, digits, _ and -", re.compile(_A_WORD), most=None)
-_PAIRS = Value("component=value, with commas between them", re.compile(f"{_A_PAIR}(,{_A_PAIR}){{0,31}}"))
-_MANY_PAIRS = Value("component=value, each a word", re.compile(_A_PAIR), most=None)
-_RATIO = Value("a ratio like 16:9", re.compile("[0-9]{1,4}:[0-9]{1,4}"))
+_SWITCH = Value("nothing", "", 0, 0)
+_TRUTH = Value("nothing, true or false", "true|false", 0)
+_BOOL = Value("true, false, 1 or 0", "true|false|1|0")
+_COUNT = Value("a whole number", _A_COUNT)
+_COUNTS = Value("whole numbers", _A_COUNT, most=None)
+_STEPS = Value("whole numbers with commas between them", f"{_A_COUNT}(,{_A_COUNT}){{0,99}}")
+_NUMBER = Value("a number", _A_NUMBER)
+_WORD = Value("a word of letters, digits, _ and -", _A_WORD)
+_WORDS = Value("words of letters, digits, _ and -", _A_WORD, most=None)
+_PAIRS = Value("component=value, with commas between them", f"{_A_PAIR}(,{_A_PAIR}){{0,31}}")
+_MANY_PAIRS = Value("component=value, each a word", _A_PAIR, most=None)
+_RATIO = Value("a ratio like 16:9", "[0-9]{1,4}:[0-9]{1,4}")
 _SETTING = "[a-z_]{1,64}:[A-Za-z0-9.]{1,32}"
-_ALLOCATOR = Value("setting:value, with commas between them", re.compile(f"{_SETTING}(,{_SETTING}){{0,15}}"))
+_ALLOCATOR = Value("setting:value, with commas between them", f"{_SETTING}(,{_SETTING}){{0,15}}")
 
 _COMPONENTS = ("transformer", "transformer_2", "vae", "text_encoder", "text_encoder_2", "image_encoder")
 
