@@ -211,6 +211,7 @@ BAD_FLAGS = (
     *("--component-residency a", "--component-residency a=b=c", "--component-residency a=b.yaml"),
     *(
         "--component-attention-backends a=b,",
+        f"--component-attention-backends {'a=1,' * 31}a=1!",  # in two to the power of 31 ways, if a pattern had two
         "--component-attention-backends a=/b",
         "--flow-shift 1.",
         "--flow-shift nan",
