@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from overlay.cache.disk import fsync, make_folder, writing
 from overlay.cache.staging import staging
-from overlay.cache.trees import check_locations, link_text, swing_location
+from overlay.cache.trees import check_locations, link_text, location_target, swing_location
 from overlay.errors import CannotWrite, TryAgain
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["replace_folder", "require_replaceable"]
+__all__ = ["replace_folder", "require_replaceable", "swing_checked"]
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -52,11 +52,28 @@ def require_replaceable(root: CacheRoot, name: str) -> None:
         )
 
 
+def swing_checked(root: CacheRoot, name: str, tree: str, check: Callable[[], None]) -> Path:
+    """Make a location where no folder is point to a tree, and back to where it pointed if ``check`` raises."""
+    before = location_target(root, name)
+    location = swing_location(root, name, tree)
+    try:
+        check()
+    except BaseException:
+        if before is not None:
+            swing_location(root, name, before.name)
+        else:
+            with writing(root, f"unlink materialized_models/{name}"):
+                location.unlink()
+        raise
+    return location
+
+
 def replace_folder(
     root: CacheRoot,
     name: str,
     tree: str,
     folder: os.stat_result,
+    check: Callable[[], None],
     changed: Callable[[Path], str],
     notes: list[str],
 ) -> Path:
@@ -67,13 +84,15 @@ def replace_folder(
         name: Of the location.
         tree: Of the tree, which is published.
         folder: Stat of the folder that may be removed.
+        check: Called when the link is in its place: raises if the tree may not stay there after all.
         changed: Tells what is in the folder, wherever that lies, and was not when it was looked at; empty where nothing
             is. Asked when the folder is out of its place; one of which it says something is kept.
         notes: Takes a sentence where it could not be done in one step, or something is left.
 
     Raises:
         TryAgain: Another folder is there than ``folder``.
-        CannotWrite: The filesystem refused; the folder is in its place.
+        CannotWrite: The filesystem refused.
+        BaseException: What ``check`` raises. Whatever is raised, the folder is in its place.
     """
     location = root.location(name)
     check_locations(root)
@@ -85,7 +104,7 @@ def replace_folder(
         try:
             found = location.lstat()
         except FileNotFoundError:  # the server removed it, to build again: its next look finds ours
-            return swing_location(root, name, tree)
+            return swing_checked(root, name, tree, check)
         if not os.path.samestat(found, folder):
             raise TryAgain(
                 f"{location}: another folder than at first: a server built it anew while this ran",
@@ -101,9 +120,14 @@ def replace_folder(
                 notes.append(
                     f"{location}: exchanged in two renames (no RENAME_EXCHANGE here): for a moment nothing was there"
                 )
-        with writing(root, f"fsync {location.parent.name}"):
-            fsync(location.parent)
-        _remove_or_keep(root, location, old, aside, changed(old), notes)
+        try:
+            with writing(root, f"fsync {location.parent.name}"):
+                fsync(location.parent)
+            check()
+            _remove_or_keep(root, location, old, aside, changed(old), notes)
+        except BaseException:
+            _put_back(root, location, old, aside)
+            raise
     if os.path.lexists(aside):
         notes.append(f"{aside}: what is left of the server's folder could not be removed; its owner may: rm -r {aside}")
     return location
@@ -119,13 +143,26 @@ def _remove_or_keep(root: CacheRoot, location: Path, old: Path, aside: Path, wha
     if old.parent == aside:
         kept = _free_name(location)
         with writing(root, f"rename the folder to {kept.name}"):
-            try:
-                old.rename(kept)
-            except OSError:
-                _exchange(old, location)
-                raise
+            old.rename(kept)
         old = kept
     notes.append(f"{old}: the server's folder is kept, because {what} came or changed at the last moment")
+
+
+def _put_back(root: CacheRoot, location: Path, old: Path, aside: Path) -> None:
+    """Let the folder and our link change places again, unless the folder has gone where it was to go."""
+    if not os.path.lexists(old):
+        return
+    with writing(root, f"put {location.name} back"):
+        try:
+            if not _exchange(old, location):
+                location.rename(aside / "link")
+                old.rename(location)
+            elif old.parent != aside:
+                old.unlink()
+        except OSError:
+            if old.parent == aside and old.is_dir():  # with which it must not go
+                old.rename(_free_name(location))
+            raise
 
 
 def _free_name(location: Path) -> Path:

@@ -24,7 +24,7 @@ from overlay.cache.disk import (
     writing,
 )
 from overlay.cache.layout import LAYOUT_VERSION, CacheRoot
-from overlay.cache.links import LinkMode, LinkResult, input_changed, link_file, ways, ways_into_tree
+from overlay.cache.links import How, LinkMode, LinkResult, input_changed, link_file, ways, ways_into_tree
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, TryAgain
 from overlay.formats.local import explain_os_error
@@ -149,7 +149,7 @@ class Cache:
         mode: LinkMode,
         *,
         shared_store: bool,
-        check: Callable[[Path], None] | None = None,
+        check: Callable[[Path, How], None] | None = None,
     ) -> LinkResult:
         """Bring an input file in as an object.
 
@@ -159,8 +159,8 @@ class Cache:
             mode: ``auto``, or the one way that is allowed.
             shared_store: The file lies in a store that nobody edits (the Hub's cache), so ``auto`` may share the inode
                 of one that is large.
-            check: Called with the copy before it becomes an object: raises if it, or the source, is not what it was.
-                Not for a hardlink, which is no copy and changes the source's ctime.
+            check: Called with the new name and how it came, before it becomes an object: raises if it, or the source,
+                is not what it was. A hardlink has changed the source's ctime.
 
         Raises:
             NotHere: The source is gone.
@@ -178,8 +178,8 @@ class Cache:
             how = link_file(source, staged, allowed)
             if staged.stat().st_size != size:
                 raise input_changed(source, size, staged.stat().st_size)
-            if check is not None and how != "hardlink":
-                check(staged)
+            if check is not None:
+                check(staged, how)
             return LinkResult(how, size, self.adopt_file(staged, digest))
 
     def place_file(self, source: Path, dest: Path, small: bool) -> LinkResult:  # noqa: FBT001 - what the file is, not a switch
@@ -269,11 +269,25 @@ class Cache:
 
         replacing.require_replaceable(self.root, name)
 
-    def replace_folder(self, name: str, tree: str, *, folder: os.stat_result, changed: Callable[[Path], str]) -> Path:
+    def swing_checked(self, name: str, tree: str, check: Callable[[], None]) -> Path:
+        """See :func:`overlay.cache.replacing.swing_checked`."""
+        from overlay.cache import replacing  # as below
+
+        return replacing.swing_checked(self.root, name, tree, check)
+
+    def replace_folder(
+        self,
+        name: str,
+        tree: str,
+        *,
+        folder: os.stat_result,
+        check: Callable[[], None],
+        changed: Callable[[Path], str],
+    ) -> Path:
         """See :func:`overlay.cache.replacing.replace_folder`."""
         from overlay.cache import replacing  # loads the C library, which only an adoption needs
 
-        return replacing.replace_folder(self.root, name, tree, folder, changed, self.notes)
+        return replacing.replace_folder(self.root, name, tree, folder, check, changed, self.notes)
 
     def drop_location(self, name: str) -> None:
         """Remove a location that leads nowhere any more."""

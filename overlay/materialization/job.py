@@ -44,4 +44,10 @@ class Job:
         with Checks(work, inputs, repos, self.memo) as checks:
             sink = CacheSink(self.cache, inputs, repos, checks, fallback)
             builder = Builder(inputs.path, sink, engine, options.rule, options.jobs, options.memory)
-            return builder.run(work.steps, label, self.phase)
+            try:
+                made = builder.run(work.steps, label, self.phase)
+            finally:
+                written = sink.forget_written()
+            for error in written:
+                raise error
+            return made

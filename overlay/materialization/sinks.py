@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from overlay.cache import is_small
 from overlay.cache.disk import fsync, make_folder, share_with_group, writing
 from overlay.cache.links import link_file, ways
+from overlay.errors import OverlayError
 from overlay.fingerprint import file_digest
 from overlay.materialization.build import Carried, recorded
+from overlay.materialization.inputs import file_identity, input_changed
 from overlay.materialization.lookup import remember
 from overlay.materialization.record import RECORD_NAME
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile
@@ -35,13 +37,19 @@ __all__ = ["CacheSink", "FolderSink", "place_tree", "shared_with_sources"]
 
 @dataclass(frozen=True, slots=True)
 class CacheSink:
-    """Every file is an object, and found again by the next run, the moment it is finished and proven."""
+    """Every file is an object, and found again by the next run, the moment it is finished and proven.
+
+    Attributes:
+        shared: Inputs that objects share their inodes with: the digest of each, and what told, before it was read for
+            that, whether it is still the same.
+    """
 
     cache: Cache
     inputs: Inputs
     repos: Mapping[str, Repo]
     checks: Checks
     fallback: Fallback
+    shared: list[tuple[Step, Input, str, tuple[int, ...]]] = field(default_factory=list)
 
     def build(self, step: Step, write: Write) -> BuiltFile:
         """See :class:`Sink`."""
@@ -56,16 +64,23 @@ class CacheSink:
     def carry(self, step: Step, source: Input) -> Carried:
         """See :class:`Sink`."""
         path = self.inputs.path(source)
+        seen = file_identity(path)
         self.checks.wait(step)
         digest = source.digest if source.digest.startswith("sha256:") else file_digest(path, "sha256")
         shared = self.repos[source.repo].shared_store
 
         def link(mode: LinkMode) -> LinkResult:
-            return self.cache.link_object(
-                path, digest, mode, shared_store=shared, check=lambda _copy: self.checks.wait(step)
-            )
+            return self.cache.link_object(path, digest, mode, shared_store=shared, check=check)
+
+        def check(_file: Path, how: How) -> None:
+            if how == "hardlink":  # a link moves the time by which the digest of a folder's file is remembered
+                self._require_same(source, seen)
+            else:
+                self.checks.wait(step)
 
         linked = self.fallback.bring(step, path, link)
+        if linked.how == "hardlink":
+            self.shared.append((step, source, digest, seen))
         if step.found.action:
             self.cache.put_action(step.found.action, {"digest": digest, "size": source.size})
         return Carried(linked.how, digest, linked.path)
@@ -73,6 +88,24 @@ class CacheSink:
     def is_last_reader(self, source: Input) -> bool:
         """See :class:`Sink`."""
         return self.checks.is_done(source)
+
+    def forget_written(self) -> list[OverlayError]:
+        """Drop the objects of inputs into which somebody wrote since they were read; gives what to say of each."""
+        errors = []
+        for step, source, digest, seen in self.shared:
+            try:
+                self._require_same(source, seen)
+            except OverlayError as error:
+                errors.append(error)
+                if step.found.action:
+                    self.cache.drop_action(step.found.action, "its file was changed while it was taken")
+                self.cache.drop_object(digest)
+        return errors
+
+    def _require_same(self, source: Input, seen: tuple[int, ...]) -> None:
+        if file_identity(self.inputs.path(source)) != seen:
+            where = self.repos[source.repo].where(source.path)
+            raise input_changed(where, "another file, size or time than at first", source.path)
 
 
 @dataclass(frozen=True, slots=True)

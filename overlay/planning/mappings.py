@@ -15,12 +15,12 @@ from overlay.planning.sources import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from overlay.formats.manifest import TreeMapping
+    from overlay.formats.manifest import Manifest, TreeMapping
     from overlay.planning.outputs import OutputFile
     from overlay.planning.sources import Sources
     from overlay.registry import Entry
 
-__all__ = ["mapped", "mappings", "select"]
+__all__ = ["hidden_from_trees", "mapped", "mappings", "select"]
 
 
 def mappings(_entry: Entry, sources: Sources, _rule: str) -> Outcome:
@@ -53,6 +53,16 @@ def mapped(sources: Sources, paths: Sequence[str]) -> list[OutputFile]:
             )
         layers.append(carry_files(source, [path for path, out in moved.items() if not is_hidden(out)], moved))
     return list(overlaid(*layers))
+
+
+def hidden_from_trees(manifest: Manifest | None, paths: Sequence[str]) -> dict[str, str]:
+    """What a server takes along of these files of the source and :func:`mapped` leaves out: each by its new path."""
+    return {
+        out: path
+        for mapping in (manifest.file_mappings if manifest else ())
+        for path, out in select(mapping, paths).items()
+        if is_hidden(out)
+    }
 
 
 def select(mapping: FileMapping | GlobMapping | TreeMapping, paths: Iterable[str]) -> dict[str, str]:

@@ -15,14 +15,13 @@ import pytest
 from support.children import in_child
 from support.faults import check_sound
 from support.models import VDN
-from support.server_trees import CARRIED, FUSED, MARKER, ServerFolder, place_server_tree
+from support.server_trees import CARRIED, FUSED, MARKER, ServerFolder, place_server_tree, require_sound_objects
 
 import overlay.cache.replacing
 import overlay.cache.store
 import overlay.materialization.adoption.adopt
 import overlay.materialization.sinks
 from overlay.errors import CannotWrite, OverlayError, TryAgain
-from overlay.fingerprint import file_digest
 from overlay.materialization.adoption.adopt import adopt, plan_adoption
 from overlay.materialization.materialize import materialize
 from overlay.materialization.survey import Counters
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
 def die(*_: Any, **__: Any) -> Any:
     """In the place of what must not be reached."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def require_sound_objects(root: Path) -> None:
-    """Every object holds what its name says."""
-    for path in root.glob(".overlay/objects/*/*/*"):
-        algorithm = path.parent.parent.name
-        assert file_digest(path, algorithm) == f"{algorithm}:{path.name}"
 
 
 # What the cache holds is not believed

@@ -7,10 +7,12 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from support.mapped_hub import HIDDEN, MAPPED, mapped_hub, served_mapped_tree
 from support.models import VDN
 from support.server_trees import (
     CARRIED,
@@ -26,10 +28,15 @@ from support.server_trees import (
 from overlay.consumers.server import Server
 from overlay.errors import BrokenInput, CannotWrite, CheckFailed, NotHere
 from overlay.formats.files import Folder
-from overlay.materialization.adoption.adopt import adopt
+from overlay.formats.tree_files import is_hidden
+from overlay.materialization.adoption.adopt import adopt, plan_adoption
 from overlay.materialization.compare import compare
+from overlay.materialization.materialize import materialize
 from overlay.materialization.resolve import resolve
 from overlay.materialization.verify import verify
+
+if TYPE_CHECKING:
+    from overlay.materialization.request import Options
 
 # One byte
 
@@ -272,3 +279,54 @@ def test_a_servers_folder_that_is_to_be_verified_leads_to_its_adoption(served: S
     with pytest.raises(NotHere) as caught:
         verify(served.folder)
     assert caught.value.hint == f"a server built it: overlay adopt {served.folder}"
+
+
+# Hidden files
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> tuple[Options, Path]:
+    """A server's folder with hidden files that the overlay maps, and options of an adoption."""
+    chosen = mapped_hub(tmp_path)
+    done = materialize(MAPPED, chosen)
+    assert done.path is not None
+    assert done.location is not None
+    new = mapped_hub(tmp_path / "new")
+    return new, served_mapped_tree(new, done.path, tmp_path / "new/root/materialized_models" / done.location.name)
+
+
+def test_hidden_files_that_the_overlay_maps_are_known(mapped: tuple[Options, Path]) -> None:
+    """A server takes them along; they are told by name, and no tree of ours has them."""
+    chosen, folder = mapped
+    planned, done = plan_adoption(MAPPED, chosen), adopt(MAPPED, chosen)
+    assert planned is not None
+    for notes in (planned.work.notes, done.notes):
+        assert any(all(path in note for path in HIDDEN) and "left out" in note for note in notes)
+    assert done.result == "adopted"
+    assert folder.is_symlink()
+    assert not any(is_hidden(str(path.relative_to(done.path))) for path in done.path.rglob("*") if path.name != MARKER)
+    assert verify(folder, "sha256").ok
+
+
+@pytest.mark.parametrize("size", ["same", "other"])
+@pytest.mark.parametrize("path", HIDDEN)
+def test_a_hidden_file_that_is_not_the_sources_is_refused(mapped: tuple[Options, Path], path: str, size: str) -> None:
+    """It would go with the folder."""
+    chosen, folder = mapped
+    (folder / path).write_text("p" * len(path) if size == "same" else "precious")
+    with pytest.raises(CheckFailed) as caught:
+        adopt(MAPPED, chosen)
+    assert caught.value.code == "file-differs"
+    assert str(folder / path) in caught.value.message
+    assert not folder.is_symlink()
+
+
+@pytest.mark.parametrize("path", ["vae/.env", ".gitattributes", "unet/.git/config"])
+def test_a_hidden_file_that_nobody_maps_is_too_many(mapped: tuple[Options, Path], path: str) -> None:
+    """By its name."""
+    chosen, folder = mapped
+    (folder / path).parent.mkdir(exist_ok=True)
+    (folder / path).write_text("precious")
+    with pytest.raises(CheckFailed) as caught:
+        adopt(MAPPED, chosen)
+    assert (caught.value.code, caught.value.data["extra"]) == ("tree-differs", [path])

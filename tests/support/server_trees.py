@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.models import options
 
+from overlay.fingerprint import file_digest
 from overlay.materialization.record import RECORD_NAME
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "identity",
     "payload",
     "place_server_tree",
+    "require_sound_objects",
     "server_tree",
 ]
 
@@ -92,6 +94,13 @@ def payload(folder: Path) -> int:
     """Bytes of the tensors of every weight file, each inode once."""
     inodes = {path.stat().st_ino: path for path in folder.rglob("*.safetensors")}
     return sum(path.stat().st_size - 8 - int.from_bytes(path.read_bytes()[:8], "little") for path in inodes.values())
+
+
+def require_sound_objects(root: Path) -> None:
+    """Every object holds what its name says."""
+    for path in root.glob(".overlay/objects/*/*/*"):
+        algorithm = path.parent.parent.name
+        assert file_digest(path, algorithm) == f"{algorithm}:{path.name}"
 
 
 class ServerFolder:

@@ -18,10 +18,13 @@ from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location, check_locations
 from overlay.errors import CheckFailed, InvalidUsage, NotHere, OverlayError
 from overlay.formats.local import explain_os_error
+from overlay.formats.manifest import read_manifest
 from overlay.formats.materialized import MARKER_NAME
+from overlay.formats.tree_files import is_hidden
 from overlay.formats.wording import some
-from overlay.materialization.adoption.compare import compare_computed, compare_known, compare_small
+from overlay.materialization.adoption.compare import compare_computed, compare_known, compare_left_out, compare_small
 from overlay.materialization.adoption.found import FoundFolder
+from overlay.materialization.adoption.stamps import Stamps
 from overlay.materialization.adoption.taking import Taking
 from overlay.materialization.adoption.target import (
     check_marker,
@@ -49,13 +52,16 @@ from overlay.materialization.resolve import prewarm_words
 from overlay.materialization.sealing import run_report
 from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.survey import Counters, downloading_counters, learning_counters
+from overlay.planning.mappings import hidden_from_trees
+from overlay.planning.outputs import Input
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from overlay.cache import Cache
+    from overlay.hub import Inventory
     from overlay.materialization.adoption.survey import AdoptionWork
     from overlay.materialization.build import Linked, Made
     from overlay.materialization.locking.in_force import LockInForce
@@ -139,13 +145,16 @@ def adopt(
 def _adopted(run: FoundFolder, phase: Phase, started: float) -> Adoption:
     """Compare, take and publish, under the lock of the location."""
     job, cache, inventory, options = run.job, run.job.cache, run.job.inventory, run.job.options
-    taking, swing = Taking(run), partial(_swing, run, is_at_location=run.is_at_location)
+    taking = Taking(run, Stamps(run.folder))
+    is_at_location = run.is_at_location
     adoption = _settled(run, phase)
     if taking.drop_damaged(adoption.known()):
         adoption = _settled(run, phase)
     cache.require_room(adoption.work.room)
+    taking.stamps.take(adoption.ways)
     with telling_what_else(inventory.resolution, options):
         compare_small(run.folder, run.plan)
+        compare_left_out(run.folder, run.left_out, job)
         compare_known(run.folder, adoption.work, run.expected, job.memo, options.jobs, phase)
         made, engine = compare_computed(run.folder, job, adoption.work)
     run.require_unchanged()
@@ -166,6 +175,7 @@ def _adopted(run: FoundFolder, phase: Phase, started: float) -> Adoption:
         adopted = sorted(path for path, how in taking.taken.items() if how != "present")
         sealed = seal(work, made, identity_of_work(work, inventory, blobs), {**report, "adopted": adopted})
         tree = cache.tree_path(sealed.name)
+        swing = partial(_swing, run, taking, made, is_at_location=is_at_location)
         published = publish(work, made, cache, sealed, swing, partial(taking.is_sound, sealed))
     except BaseException:
         taking.forget_changed(adoption, made, tree)
@@ -178,12 +188,19 @@ def _adopted(run: FoundFolder, phase: Phase, started: float) -> Adoption:
     )
 
 
-def _swing(run: FoundFolder, name: str, tree: str, *, is_at_location: bool) -> Path:
-    """Let the location lead to the tree; a folder that is there gives way if nobody wrote into it meanwhile."""
-    if not is_at_location or not os.path.lexists(run.folder):
-        return run.job.cache.swing_location(name, tree)
-    run.require_unchanged()
-    return run.job.cache.replace_folder(name, tree, folder=run.status, changed=run.changed)
+def _swing(run: FoundFolder, taking: Taking, made: Made, name: str, tree: str, *, is_at_location: bool) -> Path:
+    """Let the location lead to the tree; a folder that is there gives way if nobody wrote into it meanwhile.
+
+    What the tree shares with the folder is looked at before and after: what was written in between is not shown.
+    """
+    check = partial(taking.require_unwritten, made)
+    is_there = is_at_location and os.path.lexists(run.folder)
+    if is_there:
+        run.require_unchanged()
+    taking.settle(made)
+    if not is_there:
+        return run.job.cache.swing_checked(name, tree, check)
+    return run.job.cache.replace_folder(name, tree, folder=run.status, check=check, changed=run.changed)
 
 
 def _published(resolution: Resolution, registry: Registry, options: Options) -> Adoption | None:
@@ -239,9 +256,22 @@ def _look(folder: Path, plan: Plan, in_force: LockInForce | None, job: Job) -> F
     with telling_what_else(job.inventory.resolution, job.options):
         check_marker(folder, plan)
         entries, files = entries_in(folder), files_in(folder)
-        absent = require_files(folder, plan, files)
+        left_out = _left_out(job.inventory, files)
+        absent = require_files(folder, plan, files, left_out)
     seen = {path: file_identity(folder / path) for path in files}
-    return FoundFolder(job, in_force, plan, folder, absent, entries, seen, status)
+    return FoundFolder(job, in_force, plan, folder, absent, left_out, entries, seen, status)
+
+
+def _left_out(inventory: Inventory, files: Collection[str]) -> dict[str, Input]:
+    """Those of the files that a server took of the source because the overlay maps them, and a build leaves out."""
+    source, overlay = inventory.source, inventory.overlay
+    if overlay is None or not any(map(is_hidden, files)):
+        return {}
+    return {
+        out: Input(source.repo, source.revision, path, source.size(path), source.digest(path))
+        for out, path in hidden_from_trees(read_manifest(overlay), source.paths()).items()
+        if out in files
+    }
 
 
 def _at_location(resolution: Resolution, cache: Cache, plan: Plan, options: Options) -> Path:

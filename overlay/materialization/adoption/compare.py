@@ -40,7 +40,15 @@ if TYPE_CHECKING:
     from overlay.planning.plan import Plan
     from overlay.registry.lock import Expected
 
-__all__ = ["compare_computed", "compare_known", "compare_small", "input_here", "is_computed", "known_by_lock"]
+__all__ = [
+    "compare_computed",
+    "compare_known",
+    "compare_left_out",
+    "compare_small",
+    "input_here",
+    "is_computed",
+    "known_by_lock",
+]
 
 _BY_LOCK = "as the lock expects"
 
@@ -82,6 +90,16 @@ def compare_small(folder: Path, plan: Plan) -> None:
             path = folder / output.path
             if path.stat().st_size != len(output.data) or read_small_file(path) != output.data:
                 raise file_differs(path, f"not the {len(output.data)} bytes that the inputs give")
+
+
+def compare_left_out(folder: Path, left_out: Mapping[str, Input], job: Job) -> None:
+    """Compare hidden files that the overlay maps, which are in no tree, so that none goes that is somebody's own.
+
+    Raises:
+        CheckFailed: One is not that of the source.
+    """
+    for path, source in left_out.items():
+        _compare_carried(folder / path, source, job.inventory.repos[source.repo], job.memo)
 
 
 def compare_known(
@@ -164,24 +182,29 @@ class _ComparingSink:
     def carry(self, step: Step, source: Input) -> Carried:
         """See :class:`Sink`."""
         place = self.folder / step.output.path
-        here = input_here(self.repos[source.repo], source.path)
-        if place.stat().st_size != source.size:
-            raise file_differs(place, f"{place.stat().st_size} bytes, expected {source.size}")
-        if source.digest.startswith("sha1-git:"):  # a small file
-            data = read_small_file(place)
-            found, digest = git_blob_digest(data), bytes_digest(data, "sha256")
-        else:
-            # Of an inode of the Hub's cache the memo knows the digest by its name there.
-            same = here is not None and here.samefile(place)
-            found = digest = self.memo.sha256(here if here is not None and same else place)
-        if found != source.digest:
-            tensors = _differing_tensors(place, here) if here is not None else []
-            raise file_differs(place, f"{found}, expected {source.digest}", tensors)
-        return Carried("hardlink", digest, place)
+        return Carried("hardlink", _compare_carried(place, source, self.repos[source.repo], self.memo), place)
 
     def is_last_reader(self, source: Input) -> bool:
         """See :class:`Sink`."""
         return self.checks.is_done(source)
+
+
+def _compare_carried(place: Path, source: Input, repo: Repo, memo: DigestMemo) -> str:
+    """Hold a file against the digest of the input that it is; gives its sha256."""
+    here = input_here(repo, source.path)
+    if place.stat().st_size != source.size:
+        raise file_differs(place, f"{place.stat().st_size} bytes, expected {source.size}")
+    if source.digest.startswith("sha1-git:"):  # a small file
+        data = read_small_file(place)
+        found, digest = git_blob_digest(data), bytes_digest(data, "sha256")
+    else:
+        # Of an inode of the Hub's cache the memo knows the digest by its name there.
+        same = here is not None and here.samefile(place)
+        found = digest = memo.sha256(here if here is not None and same else place)
+    if found != source.digest:
+        tensors = _differing_tensors(place, here) if here is not None else []
+        raise file_differs(place, f"{found}, expected {source.digest}", tensors)
+    return digest
 
 
 def _compare_second_names(folder: Path, steps: Sequence[Step]) -> None:

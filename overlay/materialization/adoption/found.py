@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from overlay.errors import OverlayError, TryAgain
+from overlay.formats.wording import counted, some
 from overlay.materialization.adoption.survey import AdoptionWork, survey_adoption
 from overlay.materialization.adoption.target import entries_in
 from overlay.materialization.inputs import file_identity
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from overlay.cache.tensors import TensorDigests
     from overlay.materialization.job import Job
     from overlay.materialization.locking.in_force import LockInForce
+    from overlay.planning.outputs import Input
     from overlay.planning.plan import Plan
     from overlay.registry.lock import Expected
 
@@ -31,6 +33,7 @@ class FoundFolder:
 
     Attributes:
         absent: Outputs that no server makes and that are not in the folder.
+        left_out: Hidden files in the folder that the overlay's mappings take of the source and no tree of ours holds.
         entries: Everything in it, and what tells that it is still the same (``entries_in``).
         seen: What tells that each file is, and of each link what it leads to.
         status: Stat of the folder itself.
@@ -41,6 +44,7 @@ class FoundFolder:
     plan: Plan
     folder: Path
     absent: frozenset[str]
+    left_out: Mapping[str, Input]
     entries: Mapping[str, tuple[int, ...]]
     seen: Mapping[str, tuple[int, ...]]
     status: os.stat_result
@@ -59,7 +63,12 @@ class FoundFolder:
 
     def survey(self, tensors: TensorDigests) -> AdoptionWork:
         """What is to be done."""
-        return survey_adoption(self.folder, self.plan, self.absent, self.job, self.expected, tensors)
+        found = survey_adoption(self.folder, self.plan, self.absent, self.job, self.expected, tensors)
+        if not self.left_out:
+            return found
+        what = f"{counted(len(self.left_out), 'hidden file')} of the source ({some(self.left_out)})"
+        note = f"{what}: the overlay maps them, no server reads them; left out of the tree"
+        return replace(found, work=replace(found.work, notes=(*found.work.notes, note)))
 
     def changed(self, place: Path) -> str:
         """What came, went or was written since the first look, by its path; empty where nothing was.

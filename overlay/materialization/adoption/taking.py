@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from overlay.errors import TryAgain
 from overlay.fingerprint import file_digest
+from overlay.materialization.adoption.stamps import Stamps, written_meanwhile
 from overlay.materialization.adoption.survey import in_shared_store
 from overlay.materialization.content import content_problems
 from overlay.materialization.lookup import remember
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.cache import LinkMode
+    from overlay.cache.links import How
     from overlay.materialization.adoption.found import FoundFolder
     from overlay.materialization.adoption.survey import AdoptionWork
     from overlay.materialization.build import Linked, Made
@@ -36,11 +37,13 @@ class Taking:
     """Brings the files of a folder into the cache.
 
     Attributes:
+        stamps: Tell whether the files of the folder are those that are compared.
         proven: Digests of objects that hold what their name says.
         taken: By output path: how a file of the folder became an object.
     """
 
     found: FoundFolder
+    stamps: Stamps
     proven: set[str] = field(default_factory=set)
     taken: dict[str, Linked] = field(default_factory=dict)
 
@@ -92,29 +95,56 @@ class Taking:
                 self.found.job.cache.notes.append(note)
         return not problems
 
+    def settle(self, made: Made) -> None:
+        """Before the tree is shown: from here on, no link of ours moves the times of the files that it shares.
+
+        Raises:
+            TryAgain: Somebody wrote into one.
+        """
+        for path, place in self._shared(made).items():
+            self.stamps.renew(path, place)
+
+    def require_unwritten(self, made: Made) -> None:
+        """When the tree is shown: what it shares with the folder, wherever that is now, must be what was compared.
+
+        Raises:
+            TryAgain: Somebody wrote into a file.
+        """
+        for path, place in self._shared(made).items():
+            self.stamps.require_unwritten(path, place, made.files[path])
+
     def forget_changed(self, adoption: AdoptionWork, made: Made, tree: Path | None) -> None:
         """After a failure: leave nothing that shares its bytes with a file that somebody wrote into.
 
         Args:
             tree: That was to be published.
         """
-        cache = self.found.job.cache
+        cache, shared = self.found.job.cache, self._shared(made)
         for step in adoption.work.steps:
             path = step.output.path
-            if self.taken.get(path) != "hardlink" or not self.found.is_file_changed(path):
+            if path not in shared or not self.stamps.is_written(path, shared[path]):
                 continue
-            if tree is not None and _is_same(tree / path, cache.object_path(made.files[path].digest)):
+            if tree is not None and _is_same(tree / path, shared[path]):
                 cache.move_aside(tree.name)
             cache.drop_object(made.files[path].digest)
             for key in filter(None, (step.found.action, step.found.factor_action)):
                 cache.drop_action(key, "its file was changed while it was taken")
 
+    def _shared(self, made: Made) -> dict[str, Path]:
+        """The objects that have the inode of a file of the folder, by its path, whoever linked them."""
+        places = {path: self.found.job.cache.object_path(file.digest) for path, file in made.files.items()}
+        return {path: place for path, place in places.items() if self.stamps.shares(path, place)}
+
     def _take(self, step: Step, adoption: AdoptionWork, file: RecordedFile) -> None:
         cache, path, how = self.found.job.cache, self.found.folder / step.output.path, adoption.ways[step.output.path]
         shared = in_shared_store(path, step, self.found.job)
         mode: LinkMode = "copy" if how == "present" else how  # should the object be gone by now, which nobody expects
+        if how == "hardlink" or self.stamps.shares(file.path, cache.object_path(file.digest)):
+            self.stamps.require_unwritten(file.path, path, file)
         check = partial(_require_copied, path, file)
         self.taken[file.path] = cache.link_object(path, file.digest, mode, shared_store=shared, check=check).how
+        if self.taken[file.path] == "hardlink":
+            self.stamps.renew(file.path, path)
         self.proven.add(file.digest)
         if isinstance(step.output, CarriedFile):
             if step.found.action:
@@ -129,15 +159,10 @@ class Taking:
         return {problem.path: problem.what for problem in problems}
 
 
-def _require_copied(source: Path, file: RecordedFile, copy: Path) -> None:
-    """Refuse a copy that is not what was compared."""
-    if file_digest(copy, file.algorithm) != file.digest:
-        raise TryAgain(
-            f"{source}: was changed since it was compared",
-            code="input-changed",
-            hint="let whatever writes it finish, then run the same command again",
-            path=str(source),
-        )
+def _require_copied(source: Path, file: RecordedFile, copy: Path, how: How) -> None:
+    """Refuse a copy that is not what was compared; a hardlink is told by its stamp."""
+    if how != "hardlink" and file_digest(copy, file.algorithm) != file.digest:
+        raise written_meanwhile(source)
 
 
 def _is_same(path: Path, other: Path) -> bool:

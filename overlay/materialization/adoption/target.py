@@ -22,7 +22,7 @@ from overlay.materialization.resolve import prewarm_words
 from overlay.planning.outputs import GeneratedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from overlay.materialization.request import Options
     from overlay.planning.plan import Plan
@@ -206,8 +206,11 @@ def entries_in(folder: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def require_files(folder: Path, plan: Plan, found: Iterable[str]) -> frozenset[str]:
+def require_files(folder: Path, plan: Plan, found: Iterable[str], left_out: Collection[str] = ()) -> frozenset[str]:
     """Hold names against the plan.
+
+    Args:
+        left_out: What a server's tree may hold besides.
 
     Returns:
         Licence files that are not there: they come to every tree of this program, and to none of a server.
@@ -219,7 +222,7 @@ def require_files(folder: Path, plan: Plan, found: Iterable[str]) -> frozenset[s
     there = set(found) - {RECORD_NAME}
     absent = wanted - there
     own = {path for path in absent if path.startswith(f"{LICENSES_FOLDER}/")}
-    missing, extra = sorted(absent - own), sorted(there - wanted)
+    missing, extra = sorted(absent - own), sorted(there - wanted - {*left_out})
     if missing or extra:
         said = [f"{counted(len(missing), 'file')} missing ({some(missing)})"] if missing else []
         said += [f"{counted(len(extra), 'file')} too many ({some(extra)})"] if extra else []
