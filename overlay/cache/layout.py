@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from overlay.errors import BrokenInput, InvalidUsage
 from overlay.fingerprint import parse_digest
+from overlay.registry.variables import SGLANG_CACHE_ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,7 +174,7 @@ def choose_root(flag: Path | None, environ: Mapping[str, str], *, honours_xdg: b
     """
     if flag is not None:
         return CacheRoot(_absolute(str(flag), environ), "--cache-root")
-    for variable in ("OVERLAY_CACHE_ROOT", "SGLANG_DIFFUSION_CACHE_ROOT"):
+    for variable in ("OVERLAY_CACHE_ROOT", SGLANG_CACHE_ROOT):
         if environ.get(variable):
             return CacheRoot(_absolute(environ[variable], environ), variable)
     base, decided_by = "~/.cache", "HOME"

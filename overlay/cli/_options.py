@@ -19,6 +19,7 @@ from overlay.cli._output import Output
 from overlay.cli._types import DURATION, SERVER, Size
 from overlay.errors import InvalidUsage, OverlayError
 from overlay.planning.rules import DEFAULT_RULE, RULES
+from overlay.registry.variables import SGLANG_CACHE_ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ _OPTIONS = (
         "--cache-root",
         type=DIRECTORY,
         allow_from_autoenv=False,
-        help="Root of the cache.  [env: OVERLAY_CACHE_ROOT, SGLANG_DIFFUSION_CACHE_ROOT]",
+        help=f"Root of the cache.  [env: OVERLAY_CACHE_ROOT, {SGLANG_CACHE_ROOT}]",
     ),
     click.option(
         "--hub",

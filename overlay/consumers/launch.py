@@ -16,6 +16,7 @@ from overlay.consumers.server import version_text
 from overlay.consumers.sglang.told import override_of
 from overlay.consumers.sglang.versions import NEWEST, release_of
 from overlay.registry.entries import Launch
+from overlay.registry.variables import SGLANG_CACHE_ROOT, SGLANG_REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from overlay.registry import Entry
 
 __all__ = [
-    "OVERRIDE",
-    "ROOT",
     "By",
     "FilesBelow",
     "RequestValue",
@@ -43,9 +42,6 @@ By = Literal["path", "name"]
 
 RequestValue = str | int | float | bool
 """What a field of a request says."""
-
-OVERRIDE = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
-ROOT = "SGLANG_DIFFUSION_CACHE_ROOT"
 
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,14})(\.[0-9]{1,15})?")
 _VLLM_OMNI_NEWEST = (0, 30, 0)
@@ -124,9 +120,9 @@ def by_name(entry: Entry, server: Server, given: str, folders: Sequence[Path], r
         root: The cache root.
         hub_cache: Where it finds source and overlay else.
     """
-    env = {**_OFFLINE, "HF_HUB_CACHE": str(hub_cache), ROOT: str(root)}
+    env = {**_OFFLINE, "HF_HUB_CACHE": str(hub_cache), SGLANG_CACHE_ROOT: str(root)}
     if server.with_override:
-        env[OVERRIDE] = exported(entry)
+        env[SGLANG_REGISTRY] = exported(entry)
     return _start(entry, server, "name", given, env, [root, hub_cache, *folders])
 
 

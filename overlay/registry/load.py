@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from overlay.errors import InvalidRegistry, InvalidUsage, NotHere, OverlayError
 from overlay.formats.local import read_small_file
 from overlay.registry.entries import Registry
+from overlay.registry.variables import SGLANG_REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,9 +93,7 @@ def project_registry(flag: Path | None) -> Registry:
         InvalidUsage: It is the one that ships with this program.
         InvalidRegistry: As :func:`load_registry`.
     """
-    from overlay.registry.server import VARIABLE as OF_A_SERVER  # pydantic, as above
-
-    environ = {name: value for name, value in os.environ.items() if name != OF_A_SERVER}
+    environ = {name: value for name, value in os.environ.items() if name != SGLANG_REGISTRY}
     registry = load_registry(flag, environ=environ)
     require_project(registry, flag, "nothing is written beside it")
     return registry

@@ -19,14 +19,14 @@ from overlay.registry.merge import lay_over
 from overlay.registry.problems import Problem, did_you_mean, refuse
 from overlay.registry.schema import EntryFields, MappingsFields, OverlayFields, PinFields, check_commit, check_repo
 from overlay.registry.strict_yaml import Document
+from overlay.registry.variables import SGLANG_REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-__all__ = ["VARIABLE", "apply_server_registry"]
+__all__ = ["apply_server_registry"]
 
-VARIABLE = "SGLANG_DIFFUSION_MODEL_OVERLAY_REGISTRY"
 _KEYS = ("overlay_repo_id", "overlay_revision", "source_revision")
 
 
@@ -43,10 +43,10 @@ def apply_server_registry(
     Raises:
         InvalidRegistry: The variable is not usable as it stands; every problem in it is named.
     """
-    raw = environ.get(VARIABLE, "").strip()
+    raw = environ.get(SGLANG_REGISTRY, "").strip()
     if not raw:
         return dict(entries), {}
-    name, content = (VARIABLE, raw.encode()) if raw.startswith("{") else _file(raw, cwd)
+    name, content = (SGLANG_REGISTRY, raw.encode()) if raw.startswith("{") else _file(raw, cwd)
     try:
         told = parse_object(content, name)
     except BrokenInput as error:
@@ -62,14 +62,15 @@ def apply_server_registry(
         result[model] = replace(result[model], server=spec)
         pin = result[model].overlay
         if pin and pin.revision not in (LOCAL, None, spec.overlay_revision):
-            note = f"a server with {VARIABLE} takes {pin.repo} at {spec.overlay_revision}, whatever that is by then"
+            takes = f"{pin.repo} at {spec.overlay_revision}, whatever that is by then"
+            note = f"a server with {SGLANG_REGISTRY} takes {takes}"
             replaced[model] = (*replaced.get(model, ()), note)
     return result, replaced
 
 
 def _file(raw: str, cwd: Path) -> tuple[str, bytes]:
     path = cwd / os.path.expanduser(raw)  # noqa: PTH111 - as the server expands it
-    name = f"{VARIABLE} ({path})"
+    name = f"{SGLANG_REGISTRY} ({path})"
     try:
         return name, path.read_bytes()
     except OSError as error:
@@ -102,7 +103,7 @@ class _Reader:
         source = self.pin(model, given, "source_revision")
         recipe = None
         if model not in self.entries:
-            source = source or {"floating": f"{VARIABLE} gives no source_revision"}
+            source = source or {"floating": f"{SGLANG_REGISTRY} gives no source_revision"}
             recipe = MappingsFields(name="mappings")
         if len(self.problems) > before:
             return None
@@ -154,6 +155,6 @@ class _Reader:
         if revision is None:
             return {}
         if revision == "main":
-            return {"floating": f"{VARIABLE} says main"}
+            return {"floating": f"{SGLANG_REGISTRY} says main"}
         self.checked(model, check_commit, revision, given["overlay_repo_id"] if key == "overlay_revision" else model)
         return {"revision": revision}

@@ -16,8 +16,8 @@ from support.demo_hub import MODEL, World, make_built_world, make_world
 
 import overlay
 from overlay.cli._main import run
-from overlay.consumers.launch import OVERRIDE, ROOT
 from overlay.errors import InvalidUsage, NotHere
+from overlay.registry.variables import SGLANG_CACHE_ROOT, SGLANG_REGISTRY
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_a_server_with_the_export_finds_what_was_built(
     built = document("resolve", "resolve", MODEL, "--for", server, "--with-override")
     monkeypatch.delenv("OVERLAY_CACHE_ROOT")
     for name, value in start["env"].items():
-        if name in (ROOT, OVERRIDE):
+        if name in (SGLANG_CACHE_ROOT, SGLANG_REGISTRY):
             monkeypatch.setenv(name, value)
     found = document("resolve", "resolve", start["command"][3], "--for", server)
     assert (start["by"], built["state"], found["state"]) == ("name", "present", "present")
@@ -186,8 +186,8 @@ def test_by_name_without_an_override(world: World, document: Any) -> None:
     """The name, the cache root and the Hub's cache; nothing is said of pins."""
     start = document("env", "env", MODEL, "--for", "sglang", "--by", "name")
     assert start["command"][3] == MODEL
-    assert start["env"][ROOT] == str(world.cache)
-    assert OVERRIDE not in start["env"]
+    assert start["env"][SGLANG_CACHE_ROOT] == str(world.cache)
+    assert SGLANG_REGISTRY not in start["env"]
 
 
 def test_a_local_source_is_named_as_the_folder(copied: World, document: Any) -> None:
@@ -252,7 +252,7 @@ def test_what_a_variable_moves_is_told(
     """A pin of the registry that a server's variable replaces, by each command that goes by it."""
     told = {MODEL: {"overlay_repo_id": "kevin-mi/VDN-H3-overlay", "source_revision": "5" * 40}}
     registry, variable = os.environ["OVERLAY_REGISTRY"], f"source {MODEL}@555555555555 replaces {MODEL}@6d052b3e9cc6"
-    monkeypatch.setenv(OVERRIDE, json.dumps(told))
+    monkeypatch.setenv(SGLANG_REGISTRY, json.dumps(told))
     hub = Path(shutil.copytree(copied.hub.root, copied.root / "hub"))
     monkeypatch.setenv("OVERLAY_HUB", str(hub))
     shutil.copytree(copied.hub.source_folder, hub / MODEL / ("5" * 40))

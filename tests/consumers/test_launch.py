@@ -16,12 +16,12 @@ from ruamel.yaml import YAML
 from support.registries import ENTRY, VDN, load_text, registry_text
 
 from overlay.consumers import sglang
-from overlay.consumers.launch import OVERRIDE, ROOT, Start, by_name, by_path, exported
+from overlay.consumers.launch import Start, by_name, by_path, exported
 from overlay.consumers.launch_forms import FORMS, lines_of
 from overlay.consumers.server import Server, parse_server
 from overlay.errors import InvalidUsage
 from overlay.registry import LOCAL, Entry, Launch, Pin, load_registry
-from overlay.registry.server import VARIABLE
+from overlay.registry.variables import SGLANG_CACHE_ROOT, SGLANG_REGISTRY
 
 pytestmark = pytest.mark.no_torch
 
@@ -73,7 +73,7 @@ def test_what_is_exported_is_what_is_built(entries: dict[str, Entry], tmp_path: 
     known = [entry for entry in entries.values() if entry.overlay]
     assert len(known) == 9
     for entry in known:
-        told = load_registry(tmp_path / "mine.yaml", environ={VARIABLE: exported(entry)}, cwd=tmp_path).entries[
+        told = load_registry(tmp_path / "mine.yaml", environ={SGLANG_REGISTRY: exported(entry)}, cwd=tmp_path).entries[
             entry.model
         ]
         assert told.server is not None
@@ -106,7 +106,7 @@ def test_floating_pins_and_folders_are_exported_as_the_server_takes_them(
         "acme/model": {"overlay_repo_id": "acme/overlay", "overlay_revision": "main"}
     }
     folder = replace(entry, overlay=Pin(str(tmp_path), LOCAL))
-    told = load_registry(tmp_path / "mine.yaml", environ={VARIABLE: exported(folder)}, cwd=tmp_path).entries[
+    told = load_registry(tmp_path / "mine.yaml", environ={SGLANG_REGISTRY: exported(folder)}, cwd=tmp_path).entries[
         "acme/model"
     ]
     assert told.overlay == folder.overlay
@@ -151,9 +151,8 @@ def test_by_name_tells_where_and_what(entries: dict[str, Entry]) -> None:
         for override in (False, True)
     )
     assert plain.command[-1] == VDN
-    assert plain.env == {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/h", ROOT: "/c"}
-    assert told.env == {**plain.env, OVERRIDE: exported(entry)}
-    assert OVERRIDE == VARIABLE
+    assert plain.env == {"NCCL_DEBUG": "INFO", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "/h", SGLANG_CACHE_ROOT: "/c"}
+    assert told.env == {**plain.env, SGLANG_REGISTRY: exported(entry)}
     assert plain.folders == ("/c", "/h")  # the source lies in the Hub's cache
 
 

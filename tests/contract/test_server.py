@@ -25,7 +25,7 @@ from overlay.hub.lock_repo import LockRepo
 from overlay.hub.serving import Branch
 from overlay.planning.location import overlay_identity
 from overlay.registry import load_registry, resolve
-from overlay.registry.server import VARIABLE
+from overlay.registry.variables import SGLANG_REGISTRY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -320,7 +320,7 @@ def test_a_server_that_somebody_told_otherwise(tmp_path: Path) -> None:
     bumped = another_overlay(hub)
     subject = subject_of(bumped, tmp_path)
     registry = next(tmp_path.glob(f"registry-*-{bumped.overlay[:6]}.yaml"))
-    told = load_registry(registry, environ={VARIABLE: exported(subject.entry)}, cwd=tmp_path)
+    told = load_registry(registry, environ={SGLANG_REGISTRY: exported(subject.entry)}, cwd=tmp_path)
     memo = DigestMemo(None, write=False)
     inventory = take_inventory(resolve(MODEL, told), hub=hub.root, offline=True, memo=memo, allow_floating=True)
     warmed = Warmed("/cache", frozenset({location_of(subject, override=True)}))

@@ -12,7 +12,7 @@ from overlay.consumers import sglang
 from overlay.errors import InvalidRegistry
 from overlay.registry import LOCAL, Pin, Registry, ServerSpec, load_registry
 from overlay.registry.load import packaged_registry
-from overlay.registry.server import VARIABLE
+from overlay.registry.variables import SGLANG_REGISTRY
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ PINNED = "7de18275dddfe59da36a234e222bcdd274963bc3"
 
 def load(folder: Path, told: Any) -> Registry:
     value = told if isinstance(told, str) else json.dumps(told)
-    return load_registry(environ={VARIABLE: value}, cwd=folder)
+    return load_registry(environ={SGLANG_REGISTRY: value}, cwd=folder)
 
 
 @pytest.mark.parametrize("form", ["inline", "absolute", "relative", "home"])
@@ -53,7 +53,7 @@ def test_both_forms_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f"source {VDN}@bbbbbbbbbbbb replaces {VDN}@6d052b3e9cc6",
         f"overlay {OVERLAY}@aaaaaaaaaaaa replaces {OVERLAY}@7de18275dddf",
     ]
-    assert all(VARIABLE in note for note in registry.replaced[VDN])
+    assert all(SGLANG_REGISTRY in note for note in registry.replaced[VDN])
 
 
 @pytest.mark.parametrize("value", ["", "  \n", "{}"])
@@ -84,7 +84,7 @@ def test_same_overlay_as_text_keeps_its_pin(tmp_path: Path) -> None:
 def test_main_floats(tmp_path: Path) -> None:
     """``main``, which the server's own documentation shows, is a floating pin and no error."""
     entry = load(tmp_path, {VDN: {"overlay_repo_id": OVERLAY, "overlay_revision": "main"}}).entries[VDN]
-    assert entry.overlay == Pin(OVERLAY, None, f"{VARIABLE} says main")
+    assert entry.overlay == Pin(OVERLAY, None, f"{SGLANG_REGISTRY} says main")
     assert entry.overlay_fingerprint is None
 
 
@@ -92,8 +92,8 @@ def test_model_of_its_own(tmp_path: Path) -> None:
     """A model that no registry has is built by its overlay's mappings, from a source that floats unless it is given."""
     told = {"acme/one": {"overlay_repo_id": "acme/overlay", "overlay_revision": A}}
     entry = load(tmp_path, told).entries["acme/one"]
-    assert entry.source == Pin("acme/one", None, f"{VARIABLE} gives no source_revision")
-    assert (entry.recipe.name, entry.place.file, entry.place.line) == ("mappings", VARIABLE, 0)
+    assert entry.source == Pin("acme/one", None, f"{SGLANG_REGISTRY} gives no source_revision")
+    assert (entry.recipe.name, entry.place.file, entry.place.line) == ("mappings", SGLANG_REGISTRY, 0)
 
 
 def test_overlay_folder(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_what_a_server_would_drop_is_an_error(tmp_path: Path, told: Any, code: s
     with pytest.raises(InvalidRegistry) as caught:
         load(tmp_path, told)
     assert caught.value.code == code
-    assert str(caught.value).startswith(VARIABLE)
+    assert str(caught.value).startswith(SGLANG_REGISTRY)
     assert message in str(caught.value)
 
 
@@ -169,5 +169,5 @@ def test_models_of_a_file_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "registry.yaml").write_text(text)
     told = {"overlay_repo_id": "acme/other", "overlay_revision": B}
     registry = load(tmp_path, {VDN: told, "acme/model": told})
-    assert registry.entries[VDN].place.file == VARIABLE
+    assert registry.entries[VDN].place.file == SGLANG_REGISTRY
     assert registry.own == (VDN,)

@@ -13,10 +13,10 @@ from server_matrix import MODEL, MODES, NO_ROW, RELEASES, Mode, Outcome, try_mod
 from support.servers import unpacked
 
 from overlay.consumers import sglang
-from overlay.consumers.launch import OVERRIDE
 from overlay.demo.checkpoint import OVERLAY_REPO
 from overlay.demo.registry import write_registry
 from overlay.demo.revisions import bump_overlay_readme
+from overlay.registry.variables import SGLANG_REGISTRY
 
 if TYPE_CHECKING:
     from overlay.demo.checkpoint import HubFolder
@@ -75,7 +75,7 @@ def test_a_server_does_not_find_what_is_built_at_another_pin_than_its_table_has(
         here.overlay("prewarm", MODEL, *flags, "--with-override", "-q")
         # Without an override `env` refuses, so it is taken from what it prints with one.
         told = json.loads(here.overlay("env", MODEL, *flags, "--with-override", "--json"))["env"]
-        variables = {name: value for name, value in told.items() if name != OVERRIDE}
+        variables = {name: value for name, value in told.items() if name != SGLANG_REGISTRY}
         release = unpacked("sglang", version)
         missed = server_matrix.start(here, release, MODEL, path, variables)
         built = server_matrix.start(here, release, MODEL, path, {**variables, "HF_HUB_OFFLINE": "0"})
