@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["GivenRepo", "Script", "environment", "python", "script_key", "source_files"]
 
 # Raise by hand whenever a script is given its inputs in another way.
-_RUNNER_VERSION = 2
+_RUNNER_VERSION = 3
 
 _COMPUTES = ("torch", "numpy", "safetensors")
 """Packages whose release may decide the bytes of what a script computes and writes."""

@@ -14,12 +14,13 @@ import re
 import secrets
 import sys
 import sysconfig
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlay.sandbox import inside
 from overlay.sandbox.seccomp import filter_program
-from overlay.sandbox.usage import tasks_of_user
+from overlay.sandbox.usage import MAX_DEPTH, MAX_ENTRIES, tasks_of_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,7 +93,7 @@ def guard_order(backend: str, job: Job, scratch: Path, user: int | None) -> dict
         },
         "own": 2 if wrapper else 1,  # processes that are not the script's
         "folders": [str(job.output_dir), str(scratch)],
-        "limits": {name: getattr(job.limits, name) for name in ("seconds", "memory", "processes", "disk")},
+        "limits": {**asdict(job.limits), "files": MAX_ENTRIES, "depth": MAX_DEPTH},
         "inside": {
             "landlock": landlock,
             "rlimits": _rlimits(job.limits, user),

@@ -16,8 +16,6 @@ from overlay.sandbox.job import Job, Limits, Sandbox
 from overlay.sandbox.running import run_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from overlay.sandbox.job import Ran
 
 __all__ = ["require_sandbox", "run", "sandboxes"]
@@ -57,7 +55,7 @@ def materialize(*, overlay_dir, source_dir, output_dir, manifest):
 _PROBE_LIMITS = Limits(seconds=20, memory=2**30, processes=24, disk=2**20)
 
 
-def run(job: Job, on_output: Callable[[str], None], *, sandbox: Sandbox | None = None) -> Ran:
+def run(job: Job, *, sandbox: Sandbox | None = None) -> Ran:
     """Call the job's ``materialize`` where it can reach nothing but what the job names, and check what it left.
 
     When this returns or raises, every process that the script started is gone. What is in the output folder is kept
@@ -65,18 +63,18 @@ def run(job: Job, on_output: Callable[[str], None], *, sandbox: Sandbox | None =
 
     Args:
         job: What to run.
-        on_output: Called with what the script prints as it comes, the first MiB of it; control characters are replaced.
         sandbox: The one to use; the best that works here when None.
 
     Raises:
         Untrusted: ``sandbox-unavailable``: no sandbox works here.
         BrokenInput: ``script-failed``: it raised, exited or died; ``script-limit``: it reached the limit that
-            ``data["limit"]`` names (seconds, memory, processes, disk); ``script-output``: it left something that may
-            not be taken over, as ``data["found"]`` says.
+            ``data["limit"]`` names (seconds, memory, processes, disk, files, depth); ``script-output``: it left
+            something that may not be taken over, as ``data["found"]`` says.
+        OSError: The filesystem refused a scratch folder beside the output, or to give both to the script's user.
     """
     chosen = sandbox or require_sandbox()
     try:
-        return run_in(chosen.name, job, on_output)
+        return run_in(chosen.name, job)
     except Unusable as error:  # no other is tried: the script may have run, and it may have said this itself
         raise _unavailable({chosen.name: str(error)}) from error
 
@@ -135,9 +133,11 @@ def _why_not(backend: str) -> str | None:
             limits=_PROBE_LIMITS,
         )
         try:
-            run_in(backend, job, lambda _: None)
+            run_in(backend, job)
         except Unusable as error:
             return str(error)
+        except OSError as error:  # such as a filesystem where root may not change owners
+            return f"in {folder.parent} a first script could not be given its folders: {error.strerror}"
         except BrokenInput as error:
             if error.data.get("limit") != "processes":
                 return f"a first script failed in it: {error}"

@@ -8,18 +8,17 @@ import signal
 import stat
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from overlay.sandbox.usage import MAX_ENTRIES, descendants, live, mapping_memory, names, status_of
+from overlay.sandbox.usage import MAX_DEPTH, MAX_ENTRIES, descendants, live, mapping_memory, names, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["SlowWatch", "on_disk"]
+__all__ = ["OnDisk", "SlowWatch", "on_disk"]
 
 _TOO_MUCH = 2**63
-_DEEPEST = 100
 _SHORTEST = 0.05  # seconds between two looks; longer where they take long, so that looking takes a quarter at most
 _STILL = 1.0  # seconds between two looks at processes that are stopped meanwhile; longer likewise
 _LONGEST_STOP = 0.2  # seconds to wait until all are stopped: one that waits for a disk cannot be
@@ -39,7 +38,7 @@ class SlowWatch(threading.Thread):
 
     def __init__(self, folders: list[str], own: int) -> None:
         super().__init__(daemon=True)
-        self.disk, self.mappings = 0, 0
+        self.found, self.mappings = OnDisk(), 0
         self._folders, self._own = folders, own
         self._ended = threading.Event()
 
@@ -51,7 +50,8 @@ class SlowWatch(threading.Thread):
             still = began >= next_still
             with _stopped(self._own) if still else contextlib.nullcontext():
                 pids = descendants(os.getpid())
-                self.disk = on_disk(self._folders) + _unlinked(pids)
+                found = on_disk(self._folders)
+                self.found = replace(found, disk=found.disk + _unlinked(pids))
             self.mappings = mapping_memory(pids)
             took = time.monotonic() - began
             pause = max(_SHORTEST, 3 * took)
@@ -65,44 +65,50 @@ class SlowWatch(threading.Thread):
 
 
 @dataclass(slots=True)
-class _Count:
-    size: int = 0
-    entries: int = 0
-    seen: set[tuple[int, int]] = field(default_factory=set)
+class OnDisk:
+    """What is below some folders, each by the name of its limit; looked at no further than to one of these.
 
-
-class _TooMuch(Exception):  # noqa: N818 - what was found
-    pass
-
-
-def on_disk(folders: Iterable[str]) -> int:
-    """Bytes below the folders, holes of files included; more than can be had where they cannot be measured.
-
-    Folders are opened one from another, not by path: what is moved meanwhile is still looked at.
+    Attributes:
+        disk: Bytes, holes of files included; more than can be had where they cannot be measured.
+        files: Files and folders.
+        depth: Folders within one another.
     """
-    count = _Count()
+
+    disk: int = 0
+    files: int = 0
+    depth: int = 0
+
+
+def on_disk(folders: Iterable[str]) -> OnDisk:
+    """What is below the folders.
+
+    They are opened one from another, not by path: what is moved meanwhile is still looked at.
+    """
+    found = OnDisk()
+    seen: set[tuple[int, int]] = set()
     try:
         for folder in folders:
-            _count(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), 0, count)
-    except (_TooMuch, OSError):
-        return _TOO_MUCH
-    return count.size
+            _count(os.open(folder, os.O_RDONLY | os.O_DIRECTORY), 0, found, seen)
+    except OSError:
+        found.disk = _TOO_MUCH
+    return found
 
 
-def _count(folder: int, depth: int, count: _Count) -> None:
+def _count(folder: int, depth: int, found: OnDisk, seen: set[tuple[int, int]]) -> None:
     try:
-        with os.scandir(folder) as found:
-            for entry in found:
-                count.entries += 1
-                if count.entries > MAX_ENTRIES or depth > _DEEPEST:
-                    raise _TooMuch
+        found.depth = max(found.depth, depth)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if found.files >= MAX_ENTRIES or found.depth >= MAX_DEPTH:
+                    return
+                found.files += 1
                 with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # moved or removed meanwhile
                     details = entry.stat(follow_symlinks=False)
-                    if (details.st_dev, details.st_ino) not in count.seen:
-                        count.seen.add((details.st_dev, details.st_ino))
-                        count.size += _size(details)
+                    if (details.st_dev, details.st_ino) not in seen:
+                        seen.add((details.st_dev, details.st_ino))
+                        found.disk += _size(details)
                     if stat.S_ISDIR(details.st_mode):
-                        _count(_opened(entry.name, folder), depth + 1, count)
+                        _count(_opened(entry.name, folder), depth + 1, found, seen)
     finally:
         os.close(folder)
 

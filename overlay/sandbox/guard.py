@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 from overlay.sandbox.disk import SlowWatch, on_disk
@@ -70,15 +71,15 @@ def main() -> None:
             processes = usage.processes - order["own"]
             memory = usage.memory + slow.mappings
             peak, most = max(peak, memory), max(most, processes)
-            used = {"memory": memory, "processes": processes, "disk": slow.disk}
-            over = _over(used | {"seconds": time.monotonic() - began}, order["limits"])
+            used = {"processes": processes, "memory": memory, "seconds": time.monotonic() - began}
+            over = _over(used | asdict(slow.found), order["limits"])
             pause = min(max(_SHORTEST, 3 * (time.monotonic() - before)), _LONGEST)
         slow.end()
     except BrokenPipeError:
         pass  # it ended before it had read all of its order
     finally:
         _end(child)
-    over = over or _over({"disk": on_disk(order["folders"])}, order["limits"])  # nothing changes any more
+    over = over or _over(asdict(on_disk(order["folders"])), order["limits"])  # nothing changes any more
     report = {"confined": answer.startswith(CONFINED), "limit": over, "peak_memory": peak, "peak_processes": most}
     print(json.dumps(report | _ending(answer) | {"seconds": time.monotonic() - began}))  # noqa: T201 - as above
 
@@ -86,7 +87,7 @@ def main() -> None:
 def _ending(answer: bytes) -> dict[str, Any]:
     """What the first process said at the end; where it could not, it was killed."""
     said = answer.removeprefix(CONFINED)
-    return json.loads(said) if said else {"status": -signal.SIGKILL, "left": False}
+    return json.loads(said) if said else {"status": -signal.SIGKILL, "left": False, "raised": ""}
 
 
 def _look_as(user: int) -> None:

@@ -4,7 +4,8 @@ Started as a file of its own by the interpreter in isolated mode, so it imports 
 comes as one JSON object on standard input, its scratch folder as the only argument. It is two processes. The first, in
 bubblewrap the first of its namespace, confines itself, waits for the second, takes in what loses its parent, and tells
 the guard how it ended, on a pipe that the script never has. The second calls the script; it cannot look into the first
-nor end it. Nothing of the script runs before both are confined, and any part of that which fails ends all.
+nor end it, and tells it what was raised, on another pipe. Nothing of the script runs before both are confined, and any
+part of that which fails ends all.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from typing import Any, NoReturn
 MODULE = "_sglang_overlay_materializer"
 CONFINED = b"confined\n"
 """Said to the guard before the script runs; then, once it has ended, one JSON object."""
-FAILED, REFUSED = 91, 92
-"""Exit statuses of the script's process where it raised something; where that is that it may start no process."""
+FAILED = 91
+"""Exit status of the script's process where it raised something."""
 
+_MOST_SAID = 512  # bytes of what was raised: escaped, too, no more than goes into a pipe at once
+_DEEPEST_CAUSE = 8
 _GRACE = 0.3  # seconds; helpers of libraries end when they see that the script has
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_SET_SECCOMP = 1, 4, 8, 22
@@ -70,6 +73,7 @@ def main() -> NoReturn:
     """Confine this process, run the script in another, and say how that ended; then wait to be killed."""
     order = json.load(sys.stdin)
     channel = order["channel"]
+    heard, said = os.pipe()
     script = None
     try:
         _confine(order)
@@ -83,8 +87,10 @@ def main() -> NoReturn:
         print(f"cannot be confined: {error}", flush=True)  # noqa: T201 - its output is how it speaks
         os._exit(1)
     if script == 0:
-        os._exit(_run(order))
-    _watch(script, channel)
+        os.close(heard)
+        os._exit(_run(order, said))
+    os.close(said)
+    _watch(script, channel, heard)
 
 
 def _confine(order: dict[str, Any]) -> None:
@@ -165,8 +171,9 @@ def _check(answer: int, what: str) -> int:
     return answer
 
 
-def _run(order: dict[str, Any]) -> int:
-    """Import and call the script as sglang does; its exit status."""
+def _run(order: dict[str, Any], said: int) -> int:
+    """Import and call the script as sglang does; its exit status. What it raises is also told to the first process."""
+    script = os.getpid()
     sys.path += order["python_path"]
     module = ModuleType(MODULE)
     module.__file__ = order["file"]
@@ -176,14 +183,32 @@ def _run(order: dict[str, Any]) -> int:
         module.materialize(**order["call"])
     except BaseException as error:  # noqa: BLE001 - whatever it is, it is a failure of the script
         traceback.print_exc()
-        return REFUSED if isinstance(error, BlockingIOError) else FAILED
+        if os.getpid() == script:  # not what it started and let return here
+            os.write(said, _raised(error, order["file"]).encode(errors="replace")[:_MOST_SAID])
+        return FAILED
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     return 0
 
 
-def _watch(script: int, channel: int) -> NoReturn:
+def _raised(error: BaseException | None, file: str) -> str:
+    """What was raised and the line of the script that it came through; below it, a line each, what that was due to."""
+    told: list[str] = []
+    while error is not None and len(told) < _DEEPEST_CAUSE:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        said = str(error).strip().splitlines() or [""]
+        if any("Traceback (most recent call last)" in line for line in said):  # of a worker, told by its parent
+            said[0] += f" {said[-1]}"
+        place = f"line {lines[-1]}: " if lines else ""
+        told.append(f"{place}{type(error).__name__}: {said[0]}".removesuffix(": "))
+        error = error.__cause__ or error.__context__
+    return "\n".join(told)
+
+
+def _watch(script: int, channel: int, heard: int) -> NoReturn:
     """Say how the script ended and wait to be killed; end, and with this all, once nobody listens any more.
 
     The kernel's death signal does not come to a user that the dying parent may not signal.
@@ -191,7 +216,8 @@ def _watch(script: int, channel: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would raise an exception
     signal.signal(signal.SIGCHLD, lambda *_: None)
     woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    for end in (wake, heard):
+        os.set_blocking(end, False)
     signal.set_wakeup_fd(wake)
     events = select.poll()
     events.register(woken, select.POLLIN)
@@ -199,10 +225,17 @@ def _watch(script: int, channel: int) -> NoReturn:
     ended = None
     while True:
         if ended is None and (ended := _ended(script)) is not None:
-            os.write(channel, json.dumps(ended).encode())
+            os.write(channel, json.dumps(ended | {"raised": _said(heard)}, ensure_ascii=False).encode())
         if any(descriptor == channel for descriptor, _ in events.poll()):
             os._exit(1)
         os.read(woken, 2**12)
+
+
+def _said(heard: int) -> str:
+    try:
+        return os.read(heard, _MOST_SAID).decode(errors="ignore")
+    except BlockingIOError:
+        return ""
 
 
 def _ended(script: int) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import select
@@ -23,25 +22,32 @@ from overlay.sandbox.job import Ran
 from overlay.sandbox.outputs import checked_output, give, make_removable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from overlay.sandbox.job import Job
 
 __all__ = ["run_in"]
 
-_MOST_SHOWN = 2**20
-_TAIL = 2**16
+_TAIL = 2**16  # bytes of its output that are kept
+_LAST = 1000  # characters of these that tell how a process ended which raised nothing
 _START = "import sys; sys.path.insert(0, sys.argv[1]); from overlay.sandbox.guard import main; main()"
 _PATIENCE = 60  # seconds that a guard may take beyond the time limit, to end what it started
 _UNITS = {"seconds": "seconds", "memory": "bytes of memory", "processes": "processes", "disk": "bytes on disk"}
+_UNITS |= {"files": "files and folders", "depth": "folders within one another"}
+_REFUSALS = {
+    "disk": ("File too large", "SIGXFSZ"),
+    # Of Python, libgomp, OpenBLAS and the thread pool of Rust's libraries.
+    "processes": ("can't start new thread", "hread creation failed", "pthread_create failed", "ThreadPoolBuildError"),
+}
+_MOST_MISSED = 8  # of so many processes that are started at once, a look may see one
+_NO_PROCESS = "Resource temporarily unavailable"
 
 
-def run_in(backend: str, job: Job, on_output: Callable[[str], None]) -> Ran:
+def run_in(backend: str, job: Job) -> Ran:
     """As ``run``, in one backend.
 
     Raises:
         Unusable: The backend cannot be used.
         BrokenInput: As ``run``.
+        OSError: As ``run``.
     """
     _require_sound(job)
     user = unprivileged_user()
@@ -53,12 +59,12 @@ def run_in(backend: str, job: Job, on_output: Callable[[str], None]) -> Ran:
                 if user is not None:
                     give(job.output_dir, user, user)
                     os.chown(scratch, user, user)
-                report, tail = _guarded(order, on_output)
+                report, tail = _guarded(order)
             finally:
                 os.chown(job.output_dir, os.geteuid(), os.getegid())
                 make_removable(Path(scratch))
         _require_confined(report, tail)
-        _require_success(job, report, tail)
+        _require_success(job, order, report, tail)
         files = checked_output(job.output_dir, given_paths(job))
     except BaseException:
         make_removable(job.output_dir)
@@ -80,7 +86,7 @@ def _require_sound(job: Job) -> None:
         raise ValueError(f"limits that are not positive: {job.limits}")
 
 
-def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[dict[str, Any], str]:
+def _guarded(order: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Start the guard and hear it and the script to their end: the guard's report, and the end of the output."""
     home = Path(overlay.__file__).parent.parent
     guard = subprocess.Popen(  # noqa: S603 - this program's own module
@@ -100,7 +106,7 @@ def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[d
                 stdin.write(json.dumps(order).encode())
             group = guard.stdout.readline()
             patience = order["limits"]["seconds"] + _PATIENCE
-            tail = _heard(guard, int(group or 0), on_output, patience)
+            tail = _heard(guard, int(group or 0), patience)
             report = guard.stdout.read()
         finally:
             guard.terminate()
@@ -110,15 +116,14 @@ def _guarded(order: dict[str, Any], on_output: Callable[[str], None]) -> tuple[d
     return json.loads(report), tail
 
 
-def _heard(guard: subprocess.Popen[bytes], group: int, on_output: Callable[[str], None], patience: float) -> str:
-    """Read to the end; hand on the first MiB and give back the last 64 KiB, all as harmless text.
+def _heard(guard: subprocess.Popen[bytes], group: int, patience: float) -> str:
+    """Read to the end; give back the last 64 KiB as harmless text.
 
     Where the guard is killed, or does not end, the process group that it started is killed here.
     """
     assert guard.stderr is not None  # noqa: S101 - it was asked for
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     until = time.monotonic() + patience
-    shown, tail = 0, b""
+    tail = b""
     while True:
         if time.monotonic() > until:
             guard.kill()
@@ -131,9 +136,6 @@ def _heard(guard: subprocess.Popen[bytes], group: int, on_output: Callable[[str]
         if not chunk:
             return _harmless(tail.decode(errors="replace"))
         tail = (tail + chunk)[-_TAIL:]
-        if shown < _MOST_SHOWN:
-            on_output(_harmless(decoder.decode(chunk)))
-            shown += len(chunk)
 
 
 def _harmless(text: str) -> str:
@@ -146,14 +148,14 @@ def _require_confined(report: dict[str, Any], tail: str) -> None:
         raise Unusable(tail.strip())
 
 
-def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
+def _require_success(job: Job, order: dict[str, Any], report: dict[str, Any], tail: str) -> None:
     script = str(job.overlay_dir / str(job.manifest.get("custom_materializer", "materialize.py")))
     status = report["status"]
-    # Its own word that a process was refused counts if it had so many that this may be: the last look may miss them.
-    refused = status == inside.REFUSED and 2 * report["peak_processes"] >= job.limits.processes
-    limit = report["limit"] or ("processes" if refused else None)
+    limit = report["limit"]
+    if limit is None and status != 0:
+        limit = _refused(report["raised"] or tail[-_LAST:], job, report["peak_processes"])
     if limit is not None:
-        most = getattr(job.limits, limit)
+        most = order["limits"][limit]
         raise BrokenInput(
             f"{script}: stopped at its limit of {most} {_UNITS[limit]}",
             code="script-limit",
@@ -165,8 +167,8 @@ def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
         )
     if status != 0 or report["left"]:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        if status in {inside.FAILED, inside.REFUSED}:
-            how = tail.rstrip().rpartition("\n")[2] or how
+        if status == inside.FAILED:
+            how = _harmless(report["raised"].partition("\n")[0]) or how
         elif status == 0:
             how = "left processes behind, which were killed"
         raise BrokenInput(
@@ -177,3 +179,16 @@ def _require_success(job: Job, report: dict[str, Any], tail: str) -> None:
             status=status,
             output=tail,
         )
+
+
+def _refused(said: str, job: Job, peak_processes: int) -> str | None:
+    """The limit that the kernel held a script to before the guard saw it there, by the words for its refusal.
+
+    A file that may not grow is often removed at once. Threads that may not start are told by the library that wanted
+    them, which may end the process itself. The words for a process can mean other things, and count only if the script
+    had so many that this may be: the last look may miss most.
+    """
+    limit = next((limit for limit, words in _REFUSALS.items() if any(each in said for each in words)), None)
+    if limit is None and _NO_PROCESS in said and _MOST_MISSED * peak_processes >= job.limits.processes:
+        limit = "processes"
+    return limit

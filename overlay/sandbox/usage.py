@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 __all__ = [
+    "MAX_DEPTH",
     "MAX_ENTRIES",
     "Usage",
     "descendants",
@@ -17,8 +18,8 @@ __all__ = [
     "tasks_of_user",
 ]
 
-MAX_ENTRIES = 100_000
-"""Files and folders that a script may leave. With more it is over its disk limit."""
+MAX_ENTRIES, MAX_DEPTH = 100_000, 100
+"""Files and folders that a script may have at one time, and folders within one another: stopped at either."""
 
 _MAPPING = 256
 """Bytes that the kernel keeps for each mapping (``vm_area_struct``, and its place in a tree), rounded up."""
@@ -63,8 +64,14 @@ def measured(pids: list[int], *, enough: int) -> Usage:
             status = status_of(live(pid))
         memory[pid] = _bytes(status, _COUNTED)
     if sum(memory.values()) > enough:  # pages that processes share were counted once each
-        memory = {pid: _bytes(_fields(f"{live(pid)}/smaps_rollup"), _COUNTED_FAIRLY) or memory[pid] for pid in pids}
+        memory = {pid: _fair_memory(live(pid)) for pid in pids}
     return Usage(sum(memory.values()), processes)
+
+
+def _fair_memory(folder: str) -> int:
+    """Bytes of a process, with its part of what is shared, or all where that cannot be read; none once it has ended."""
+    found = _fields(f"{folder}/smaps_rollup")
+    return _bytes(found, _COUNTED_FAIRLY) if found else _bytes(status_of(folder), _COUNTED)
 
 
 def mapping_memory(pids: list[int]) -> int:

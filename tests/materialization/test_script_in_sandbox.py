@@ -135,11 +135,13 @@ def test_it_reads_the_hubs_cache_and_nothing_beside(tmp_path: Path, monkeypatch:
         ("raise RuntimeError('no luck')", "script-failed", "materialize.py: line 3: RuntimeError: no luck$"),
         ("raise RuntimeError('first\\nsecond')", "script-failed", "line 3: RuntimeError: first$"),
         ("raise RuntimeError('x' * 60_000)", "script-failed", "line 3: RuntimeError: x{100,}…$"),
-        ("print('lie', flush=True); import os; os._exit(91)", "script-failed", "materialize.py: .*(printed: lie|91)$"),
+        ("print('lie', flush=True); import os; os._exit(91)", "script-failed", "materialize.py: ended with status 91$"),
         ("import os; os._exit(3)", "script-failed", "ended with status 3$"),
         ("Path(source_dir, 'unet/w.safetensors').write_bytes(b'')", "script-failed", "OSError|PermissionError"),
         ("import socket; socket.create_connection(('127.0.0.1', 1))", "script-failed", "Error"),
         ("import time; time.sleep(60)", "script-limit", r"its limit of 4 s \(time\)"),
+        ("Path(output_dir, *['a'] * 150).mkdir(parents=True)", "script-limit", "had 100 folders within one another"),
+        ("import os; os.truncate(os.open(output_dir + '/a', 65), 2**40)", "script-limit", r"its limit of .* \(disk\)"),
     ],
 )
 def test_a_script_that_misbehaves_publishes_nothing(tmp_path: Path, line: str, code: str, words: str) -> None:
@@ -167,6 +169,10 @@ def test_a_script_that_misbehaves_publishes_nothing(tmp_path: Path, line: str, c
             "from huggingface_hub import snapshot_download; snapshot_download('acme/forgotten')",
             "add it to the entry's needs",
         ),
+        (
+            "from huggingface_hub import snapshot_download; snapshot_download('acme/need', local_dir='te')",
+            "leave local_dir out and copy from the folder that it returns",
+        ),
         ("import absent_helper.deep", "install absent_helper"),
     ],
 )
@@ -174,8 +180,10 @@ def test_what_a_script_lacks_is_told(tmp_path: Path, line: str, hint: str) -> No
     """A repo that the entry does not name, a module that is not there: what to write, and the line that asks."""
     script = f"def materialize(*, overlay_dir, source_dir, output_dir, manifest):\n    {line}\n"
     scripted_hub(tmp_path / "hub", script)
+    add_repo(tmp_path / "hub", "acme/need", commit("c"), {"a.txt": "needed"})
+    needs = f"needs: [{{repo: acme/need, revision: {commit('c')}}}]"
     with pytest.raises(BrokenInput, match=r"materialize\.py: line 2: ") as caught:
-        materialize(MODEL, scripted_options(tmp_path, script))
+        materialize(MODEL, scripted_options(tmp_path, script, needs=needs))
     assert hint in str(caught.value.hint)
 
 

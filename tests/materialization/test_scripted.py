@@ -12,12 +12,25 @@ import pytest
 from hub_server import HubServer
 from support.hubs import add_repo, client_of, commit, shard
 from support.published_rule import files_of
-from support.scripted import MODEL, PATH, SCRIPT, StandIn, entry_text, scripted_hub, scripted_options, sha256
+from support.scripted import (
+    ENOUGH,
+    MODEL,
+    PATH,
+    PLAIN,
+    SCRIPT,
+    StandIn,
+    entry_text,
+    prepared,
+    reused,
+    scripted_hub,
+    scripted_options,
+    sha256,
+)
 
 import overlay.sandbox
 from overlay.consumers.sglang.fingerprint import overlay_fingerprint
 from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere, Untrusted
-from overlay.formats.header import read_header
+from overlay.formats.materialized import MARKER_NAME
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.survey import Counters
@@ -29,34 +42,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from overlay.materialization.request import Options
-
-MARKER = ".sglang_overlay_materialized.json"
-HEAD = "from pathlib import Path\n\n\ndef materialize(*, overlay_dir, source_dir, output_dir, manifest):\n"
-PLAIN = f"{HEAD}    out, source = Path(output_dir), Path(source_dir)\n"
-ENOUGH = (
-    "    (out / 'unet').mkdir(exist_ok=True)\n"
-    "    (out / 'unet/x.safetensors').write_bytes((source / 'unet/w.safetensors').read_bytes())\n"
-)
-
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """In the place of the sandbox."""
     return StandIn(monkeypatch)
-
-
-def prepared(folder: Path, script: str = SCRIPT, *, manifest: dict[str, Any] | None = None, **said: Any) -> Options:
-    """A hub with this script, and options for it."""
-    scripted_hub(folder / "hub", script, **(manifest or {}))
-    return scripted_options(folder, script, **said)
-
-
-def tree_of(options: Options) -> dict[str, bytes]:
-    """Files of the published tree, beside the record and the marker."""
-    path = materialize(MODEL, options).path
-    assert path is not None
-    return {name: data for name, data in files_of(path).items() if name not in (RECORD_NAME, MARKER)}
 
 
 # What it is given, and what it gives
@@ -71,7 +61,7 @@ def test_the_tree_is_what_the_script_leaves(tmp_path: Path, stand_in: StandIn) -
     expected = shard("w")[:-1] + bytes([shard("w")[-1] ^ 1])
     assert made["unet/made.safetensors"] == expected
     assert made["README.md"] == b"of the script"
-    assert sorted(made) == sorted([MARKER, "README.md", "model_index.json", RECORD_NAME, "unet/made.safetensors"])
+    assert sorted(made) == sorted([MARKER_NAME, "README.md", "model_index.json", RECORD_NAME, "unet/made.safetensors"])
     assert (done.result, done.counters) == ("built", Counters(written=16))
     assert verify(done.path, level="full").ok
     record = json.loads(made[RECORD_NAME])
@@ -107,8 +97,9 @@ def test_a_script_finds_what_a_server_would_give_it(tmp_path: Path, stand_in: St
         "source_allow_patterns": ["unet/*"],
         "file_mappings": [{"src": "unet/config.json", "dst": "unet/config.json"}],
     }
-    made = tree_of(prepared(tmp_path, PLAIN + seen + ENOUGH, manifest=manifest))
-    assert made["unet/config.json"] == b"{}"
+    path = materialize(MODEL, prepared(tmp_path, PLAIN + seen + ENOUGH, manifest=manifest)).path
+    assert path is not None
+    assert (path / "unet/config.json").read_bytes() == b"{}"
     [job] = stand_in.jobs
     assert job.script == (PLAIN + seen + ENOUGH).encode()
     assert "HF_TOKEN" not in job.environ
@@ -122,7 +113,7 @@ def test_needs_are_a_hub_cache_without_a_hub(tmp_path: Path, monkeypatch: pytest
     add_repo(tmp_path / "hub", "acme/need", commit("c"), {"enc/a.json": "1", "enc/deep/b.txt": "2", "other.txt": "3"})
     need = f"needs: [{{repo: acme/need, revision: {commit('c')}, components: [enc]}}]"
     script = PLAIN + ENOUGH + "    (out / 'unet/config.json').write_text('{}')\n"
-    tree_of(prepared(tmp_path, script, needs=need))
+    materialize(MODEL, prepared(tmp_path, script, needs=need))
     assert len(stand_in.jobs) == 1
     assert not list((tmp_path / "root/.overlay/staging").iterdir())
     lookup = (
@@ -138,27 +129,27 @@ def test_needs_are_a_hub_cache_without_a_hub(tmp_path: Path, monkeypatch: pytest
     )
 
     class InEnvironment(StandIn):
-        def run(self, job: Any, on_output: Any, **sandbox: Any) -> Any:
+        def run(self, job: Any, **sandbox: Any) -> Any:
             monkeypatch.setenv("NEEDS", job.environ["HF_HUB_CACHE"])
-            return super().run(job, on_output, **sandbox)
+            return super().run(job, **sandbox)
 
     assert InEnvironment(monkeypatch).jobs == []
     other = tmp_path / "other"
     shutil.copytree(tmp_path / "hub/acme/need", other / "hub/acme/need")
-    tree_of(prepared(other, PLAIN + lookup + ENOUGH, needs=need))
+    materialize(MODEL, prepared(other, PLAIN + lookup + ENOUGH, needs=need))
 
 
 def test_wheels_come_first_on_the_path(tmp_path: Path, stand_in: StandIn) -> None:
     """From the hub folder, held against their digest, kept as objects: asked for once."""
     data, name = b"PK\x05\x06" + bytes(18), "helper-1.0-py3-none-any.whl"
-    need = f"needs: [{{wheel: {name}, sha256: {sha256_of(data)}}}]"
+    need = f"needs: [{{wheel: {name}, sha256: {hashlib.sha256(data).hexdigest()}}}]"
     (tmp_path / "hub/wheels").mkdir(parents=True)
     (tmp_path / "hub/wheels" / name).write_bytes(data)
     options = prepared(tmp_path, needs=need)
     done = materialize(MODEL, options)
     assert done.path is not None
     assert json.loads((done.path / RECORD_NAME).read_bytes())["recipe"]["wheels"] == [
-        f"{name}@sha256:{sha256_of(data)}"
+        f"{name}@sha256:{hashlib.sha256(data).hexdigest()}"
     ]
     [job] = stand_in.jobs
     assert job.python_path[0].name == name
@@ -189,20 +180,6 @@ def test_a_wheel_that_is_not_the_pinned_one(
     assert stand_in.jobs == []
 
 
-def sha256_of(data: bytes) -> str:
-    """Of bytes."""
-    import hashlib
-
-    return hashlib.sha256(data).hexdigest()
-
-
-def again(folder: Path, options: Options) -> None:
-    """Remove what is published, so that only objects and action entries are left; and build once more."""
-    shutil.rmtree(folder / "root/.overlay/trees")
-    shutil.rmtree(folder / "root/materialized_models")
-    assert materialize(MODEL, options).result == "reused"
-
-
 # When it runs
 
 
@@ -211,7 +188,7 @@ def test_it_runs_once(tmp_path: Path, stand_in: StandIn) -> None:
     options = prepared(tmp_path)
     first = materialize(MODEL, options)
     assert materialize(MODEL, options).result == "present"
-    again(tmp_path, options)
+    assert reused(tmp_path, options)
     second = materialize(MODEL, options)
     assert (second.path, second.counters) == (first.path, Counters())
     assert plan(MODEL, options).is_present
@@ -227,7 +204,7 @@ def test_limits_are_no_property_of_the_output(tmp_path: Path, stand_in: StandIn)
     assert limits == (120, 2**30, 7, 300_000_000)
     options = scripted_options(tmp_path, SCRIPT, limits=", limits: {time: 1h}")
     assert materialize(MODEL, options).result == "present"
-    again(tmp_path, options)
+    assert reused(tmp_path, options)
     assert len(stand_in.jobs) == 1
 
 
@@ -437,7 +414,7 @@ def test_from_the_hub_inputs_are_fetched_checked_and_counted(
         assert done.path is not None
         [job] = stand_in.jobs
         assert {path.name for path in job.readable if "blobs" in path.parts}
-        again(tmp_path, options)
+        assert reused(tmp_path, options)
     assert len(stand_in.jobs) == 1
 
 
@@ -470,257 +447,6 @@ def test_a_script_makes_all_or_nothing(tmp_path: Path, stand_in: StandIn) -> Non
     assert stand_in.jobs == []
 
 
-# What it leaves
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("    (out / 'model_index.json').unlink()\n", "model_index.json"),
-        ("    pass\n", "unet: there is no such component"),
-        ("    (out / 'model_index.json').write_text('{')\n" + ENOUGH, "model_index.json"),
-        (ENOUGH + "    (out / 'unet/y.safetensors').write_bytes(b'short')\n", "y.safetensors"),
-        ("    (out / 'unet').mkdir()\n    (out / 'unet/config.json').write_text('{}')\n", "unet: has no weights"),
-        (ENOUGH + "    (out / 'unet/y.bin').write_bytes(b'')\n", "y.bin"),
-        (ENOUGH + "    (out / 'y.txt').symlink_to('/etc/passwd')\n", "/etc/passwd"),
-        (ENOUGH + "    import os; os.mkfifo(out / 'y')\n", "pipe"),
-        (ENOUGH + "    (out / 'a\\\\b').write_text('x')\n", "backslash"),
-    ],
-    ids=[
-        "no index",
-        "no component",
-        "broken index",
-        "broken weights",
-        "no weights",
-        "pickle",
-        "link out",
-        "pipe",
-        "bad name",
-    ],
-)
-def test_what_may_not_be_taken_over(tmp_path: Path, stand_in: StandIn, body: str, words: str) -> None:
-    """It is named, and nothing is published or kept."""
-    with pytest.raises(BrokenInput) as caught:
-        materialize(MODEL, prepared(tmp_path, PLAIN + body))
-    assert caught.value.code == "script-output"
-    assert words in str(caught.value)
-    assert len(stand_in.jobs) == 1
-    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/materialized_models/*")]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("pipeline.py", "conftest.py", "unet/__pycache__/x.cpython-312.pyc", "unet/lib.so", "x.dll", "setup.cfg"),
-        *("pyproject.toml", "Makefile", "a.npy", "a.npz", "b.joblib", "e.dill", "c.pth.tar", "x.h5", "x.onnx", "x.zip"),
-        *("d.bin ", "unet/diffusion_pytorch_model.bin.", "unet/w.pt.txt ", "safetensors", "run.sh", "x.html", "x.svg"),
-        *("licenses/acme__overlay/LICENSE", "Licenses/x.txt", f"{MARKER}/x.txt", f"{RECORD_NAME}/x.txt"),
-        *(".git/config", "unet/.git/config", ".GIT/x.json", ".envrc", ".vscode/tasks.json", f"unet/{MARKER}"),
-        *(".SGLANG_overlay_materialized.json", "unet/HEAD", "LICENSE.exe", "unet/LICENSE.py"),
-    ],
-)
-def test_a_script_leaves_only_files_of_a_model(tmp_path: Path, stand_in: StandIn, name: str) -> None:
-    """What tools run, what readers unpickle, and what this program writes itself: refused by its place in the tree."""
-    body = f"    (out / {name!r}).parent.mkdir(parents=True, exist_ok=True)\n    (out / {name!r}).write_text('x')\n"
-    with pytest.raises(BrokenInput) as caught:
-        materialize(MODEL, prepared(tmp_path, PLAIN + ENOUGH + body))
-    assert caught.value.code == "script-output"
-    assert caught.value.data["where"] in (name, name.rpartition("/")[0])
-    assert str(tmp_path / "root") not in f"{caught.value} {caught.value.data}"
-    assert PATH in str(caught.value)
-    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/.overlay/actions/*/*")]
-    assert len(stand_in.jobs) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "words"),
-    [
-        ("a.json", b"\x80\x04.", "a pickle"),
-        ("unet/config.json", b"\xff\xfe", "no JSON"),
-        ("unet/x.json", b"", "no JSON"),
-        ("unet/x.json", b"[" * 100_000, "no JSON"),
-        ("model_index.json", b"[" * 100_000, "no JSON"),
-        ("model_index.json", b"[]", "model_index.json"),
-        ("unet/a.txt", b"PK\x03\x04rest", "a zip archive"),
-        ("tokenizer.model", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "a pickle"),
-        ("a.csv", b"\x93NUMPY\x01", "an array of numpy"),
-        ("a.md", b"\x7fELF\x02", "a program"),
-        ("z.SafeTensors", b"junk", "z.SafeTensors"),
-        ("unet/z.safetensors", b"", "z.safetensors"),
-        ("unet/z.SAFETENSORS", b"\x80\x04.", "z.SAFETENSORS"),
-    ],
-)
-def test_a_file_is_what_its_name_says(tmp_path: Path, stand_in: StandIn, name: str, data: bytes, words: str) -> None:
-    """By its first bytes; weights by their header, however their name is written."""
-    body = f"    (out / {name!r}).write_bytes({data!r})\n"
-    with pytest.raises(BrokenInput, match=words) as caught:
-        materialize(MODEL, prepared(tmp_path, PLAIN + ENOUGH + body))
-    assert caught.value.code == "script-output"
-    assert caught.value.data["where"] in (name, ".")
-    assert str(tmp_path / "root") not in str(caught.value)
-    assert len(stand_in.jobs) == 1
-
-
-def test_names_that_some_filesystem_takes_for_one(tmp_path: Path, stand_in: StandIn) -> None:
-    """Refused before anything of it is kept or remembered."""
-    body = "    (out / 'unet/Note.txt').write_text('a')\n    (out / 'unet/NOTE.txt').write_text('b')\n"
-    with pytest.raises(BrokenInput, match=r"unet/N(ote|OTE)\.txt") as caught:
-        materialize(MODEL, prepared(tmp_path, PLAIN + ENOUGH + body))
-    assert caught.value.code == "script-output"
-    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*"), *tmp_path.glob("root/.overlay/actions/*/*")]
-    assert len(stand_in.jobs) == 1
-
-
-def test_papers_and_pictures_are_fine(tmp_path: Path, stand_in: StandIn) -> None:
-    """What model folders hold beside weights."""
-    names = ("LICENSE", "README", "NOTICE", "merges.txt", "tokenizer.model", "a/template.jinja", "a/b.PNG", "v.yaml")
-    body = "    (out / 'a').mkdir()\n" + "".join(f"    (out / {name!r}).write_text('x')\n" for name in names)
-    assert {*names} <= {*tree_of(prepared(tmp_path, PLAIN + ENOUGH + body))}
-    assert len(stand_in.jobs) == 1
-
-
-def test_code_of_the_overlay_is_not_the_scripts_to_change(tmp_path: Path, stand_in: StandIn) -> None:
-    """It comes to the tree as it is pinned, and so does what the overlay itself has under licenses/."""
-    options = prepared(tmp_path, f"{PLAIN}    assert not (out / 'pipeline.py').exists()\n{ENOUGH}")
-    own = {"pipeline.py": "import os", "licenses/acme/terms.txt": "strict"}
-    for name, text in own.items():
-        (tmp_path / "hub/acme/overlay" / commit("b") / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "hub/acme/overlay" / commit("b") / name).write_text(text)
-    made = tree_of(options)
-    assert {name: made[name].decode() for name in own} == own
-    assert len(stand_in.jobs) == 1
-
-
-def test_names_of_one_file_are_taken_once(tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links, hard or not, to its own file or to an input: one inode of weights, hashed once; and the same once more."""
-    import overlay.materialization.scripted.output as taking
-
-    hashed = []
-    digest = taking.file_digest
-    monkeypatch.setattr(taking, "file_digest", lambda path, kind: hashed.append(path) or digest(path, kind))
-    body = (
-        "    import os\n"
-        "    (out / 'unet').mkdir()\n"
-        "    data = (source / 'unet/w.safetensors').read_bytes()\n"
-        "    (out / 'unet/a.safetensors').write_bytes(data[:-1] + b'!')\n"
-        "    for n in range(5):\n"
-        "        (out / f'unet/l{n}.safetensors').symlink_to('a.safetensors')\n"
-        "        os.link(out / 'unet/a.safetensors', out / f'unet/h{n}.safetensors')\n"
-        "        (out / f'unet/i{n}.safetensors').symlink_to(source / 'unet/w.safetensors')\n"
-    )
-    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
-    assert done.path is not None
-    made, given = ({path.stat().st_ino for path in done.path.glob(f"unet/{name}*")} for name in ("[alh]", "i"))
-    assert (len(made), len(given), len([*done.path.glob("unet/*.safetensors")])) == (1, 1, 16)
-    assert done.counters == Counters(read=16, written=32)  # what the script wrote, and a copy of the input
-    assert len([path for path in hashed if path.suffix == ".safetensors"]) == 1
-    assert verify(done.path, level="full").ok
-    again(tmp_path, scripted_options(tmp_path, PLAIN + body))
-    assert len(stand_in.jobs) == 1
-
-
-def test_small_files_under_many_names_are_bounded(tmp_path: Path, stand_in: StandIn) -> None:
-    """Each is a file of its own in the tree, so their sum is held against the limit on disk before any is kept."""
-    body = (
-        "    (out / 'big.txt').write_bytes(b'x' * 2**20)\n"
-        "    for n in range(80):\n"
-        "        (out / f'l{n}.txt').symlink_to('big.txt')\n"
-    )
-    options = prepared(tmp_path, PLAIN + ENOUGH + body, limits=", limits: {disk: 64MiB}")
-    with pytest.raises(BrokenInput, match=r"second names of small files, of 83.9 MB") as caught:
-        materialize(MODEL, options)
-    assert caught.value.code == "script-output"
-    assert not [*tmp_path.glob("root/.overlay/objects/*/*/*")]
-    assert len(stand_in.jobs) == 1
-
-
-def test_a_wheel_in_the_cache_is_hashed_again(tmp_path: Path, stand_in: StandIn) -> None:
-    """One whose bytes are others by now is brought anew, and never imported."""
-    name = "helper-1-py3-none-any.whl"
-    (tmp_path / "hub/wheels").mkdir(parents=True)
-    (tmp_path / "hub/wheels" / name).write_bytes(b"good")
-    wheel = hashlib.sha256(b"good").hexdigest()
-    needs = f"needs: [{{wheel: {name}, sha256: {wheel}}}]"
-    for turn in ("1", "2"):
-        script = f"{PLAIN}{ENOUGH}    (out / 'turn.txt').write_text('{turn}')\n"
-        shutil.rmtree(tmp_path / "hub/acme", ignore_errors=True)
-        seen = f"{script}    wheel = next(Path(overlay_dir).parent.glob('wheels/*')).read_bytes()\n"
-        seen += f"    Path({str(tmp_path)!r}, 'seen').write_bytes(wheel)\n"
-        materialize(MODEL, prepared(tmp_path, seen, needs=needs))
-        assert (tmp_path / "seen").read_bytes() == b"good"
-        [place] = [path for path in tmp_path.glob("root/.overlay/objects/*/*/*") if path.read_bytes() == b"good"]
-        place.chmod(0o644)
-        place.write_bytes(b"evil")
-    assert len(stand_in.jobs) == 2
-
-
-def test_links_and_copies_of_inputs_are_carried(tmp_path: Path, stand_in: StandIn) -> None:
-    """As a recipe's own would be: by the link policy, and named in the record; what is linked inside is a file."""
-    body = (
-        "    import shutil\n"
-        "    (out / 'unet').mkdir()\n"
-        "    (out / 'unet/linked.safetensors').symlink_to((source / 'unet/w.safetensors').resolve())\n"
-        "    shutil.copy(source / 'unet/w.safetensors', out / 'unet/copied.safetensors')\n"
-        "    (out / 'unet/config.json').symlink_to(source / 'unet/config.json')\n"
-        "    (out / 'own.json').symlink_to(Path(overlay_dir) / 'model_index.json')\n"
-        "    (out / 'second.md').symlink_to('README.md')\n"
-        f"    (out / '{MARKER}').write_text('mine')\n"
-        f"    (out / '{RECORD_NAME}').write_text('mine')\n"
-    )
-    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
-    assert done.path is not None
-    made = files_of(done.path)
-    assert made["unet/linked.safetensors"] == made["unet/copied.safetensors"] == shard("w")
-    assert made["own.json"] == made["model_index.json"]
-    assert made["second.md"] == b"of the overlay"
-    assert b"mine" not in (made[MARKER], made[RECORD_NAME])
-    record = json.loads(made[RECORD_NAME])
-    assert sorted(record["run"]["claimed"]) == [
-        "unet/config.json",
-        "unet/copied.safetensors",
-        "unet/linked.safetensors",
-    ]
-    assert not [path for path in done.path.rglob("*") if path.is_symlink()]
-    assert verify(done.path, level="full").ok
-    again(tmp_path, scripted_options(tmp_path, PLAIN + body))
-    assert len(stand_in.jobs) == 1
-
-
-def test_a_second_name_costs_nothing(tmp_path: Path, stand_in: StandIn) -> None:
-    """Of weights that were written: one inode in the tree, one payload; small files keep inodes of their own."""
-    body = (
-        "    import os\n"
-        "    (out / 'unet/deep').mkdir(parents=True)\n"
-        "    data = (source / 'unet/w.safetensors').read_bytes()\n"
-        "    (out / 'unet/a.safetensors').write_bytes(data[:-1] + b'!')\n"
-        "    os.link(out / 'unet/a.safetensors', out / 'unet/deep/b.safetensors')\n"
-        "    (out / 'unet/c.json').write_text('{}')\n"
-        "    os.link(out / 'unet/c.json', out / 'unet/d.json')\n"
-    )
-    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
-    assert done.path is not None
-    unet = done.path / "unet"
-    assert (unet / "a.safetensors").samefile(unet / "deep/b.safetensors")
-    assert not (unet / "c.json").samefile(unet / "d.json")
-    assert (unet / "d.json").read_text() == "{}"
-    assert done.counters == Counters(written=16)
-    assert verify(done.path, level="full").ok
-    assert len(stand_in.jobs) == 1
-
-
-def test_modes_are_the_umasks(tmp_path: Path, stand_in: StandIn) -> None:
-    """Whatever mode a script gave a file."""
-    body = ENOUGH + "    (out / 'unet/x.json').write_text('[]')\n    (out / 'unet/x.json').chmod(0o755)\n"
-    body += "    data = (source / 'unet/w.safetensors').read_bytes()[:-1] + b'!'\n"
-    body += "    (out / 'unet/y.safetensors').write_bytes(data)\n    (out / 'unet/y.safetensors').chmod(0o600)\n"
-    done = materialize(MODEL, prepared(tmp_path, PLAIN + body))
-    assert done.path is not None
-    modes = {path.stat().st_mode & 0o777 for path in (done.path / "unet").iterdir()}
-    assert modes == {(done.path / RECORD_NAME).stat().st_mode & 0o777}
-    assert read_header(done.path / "unet/y.safetensors").tensors
-    assert len(stand_in.jobs) == 1
-
-
 # The lock
 
 
@@ -739,7 +465,7 @@ def test_a_lock_holds_inputs_and_output(tmp_path: Path, stand_in: StandIn, monke
     assert sorted(locked["repos"][MODEL]["files"]) == ["unet/config.json", "unet/w.safetensors", "x.bin"]
     assert run(["check", MODEL, *flags, "-q"]) == 0
     assert materialize(MODEL, options).result == "present"
-    again(tmp_path, options)
+    assert reused(tmp_path, options)
     shutil.rmtree(tmp_path / "root")
     assert materialize(MODEL, options).result == "built"
     shutil.rmtree(tmp_path / "root")

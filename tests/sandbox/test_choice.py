@@ -44,7 +44,7 @@ def _nothing_works(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_sandbox_nothing_runs(tmp_path: Path) -> None:
     """The error names each sandbox with its reason, and has the status of what may not run."""
     with pytest.raises(Untrusted, match="landlock is out of order") as caught:
-        run(job_of(tmp_path, "raise SystemExit"), print)
+        run(job_of(tmp_path, "raise SystemExit"))
 
     assert (caught.value.code, caught.value.exit_status) == ("sandbox-unavailable", 7)
     assert set(caught.value.data["reasons"]) == {"bubblewrap", "landlock"}
@@ -63,7 +63,7 @@ def test_a_sandbox_that_fails_late_is_not_replaced(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(choice, "run_in", fail)
 
     with pytest.raises(Untrusted, match="bubblewrap: gone"):
-        run(job_of(tmp_path, ""), print)
+        run(job_of(tmp_path, ""))
 
     assert tried == ["bubblewrap"]
 
@@ -74,7 +74,7 @@ def test_a_script_cannot_ask_for_another_sandbox(tmp_path: Path) -> None:
     for ending in ("os._exit(92)", "os._exit(93)", "print('bwrap: no', flush=True); os._exit(1)"):
         script = f"import os\ndef materialize(*, output_dir, **_):\n    os.mkdir(output_dir + '/began'); {ending}"
         with pytest.raises(OverlayError) as caught:
-            run(job_of(tmp_path, script), print)
+            run(job_of(tmp_path, script))
         assert caught.value.code == "script-failed"
         began.rmdir()
 
@@ -119,6 +119,17 @@ def test_a_sandbox_that_lets_a_script_out_is_not_used(tmp_path: Path, monkeypatc
     assert "a script could" in found
     assert "read other files" in found
     assert "open sockets" not in found  # of the two that stop this one is left
+
+
+def test_a_filesystem_that_refuses_a_first_script_its_folders_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where root may not change owners: said of the folder for temporary files, and nothing raised."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(choice, "run_in", refuse)
+
+    assert f"in {tempfile.gettempdir()} " in str(why_not("landlock"))
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,13 +92,12 @@ def ended(escape: Escape, sandbox: Sandbox, tmp_path: Path, world: dict[str, Any
     for name, folder in {"here": tmp_path, "path": tmp_path / "planted", "user": Path(world["home"])}.items():
         folder.mkdir(exist_ok=True)
         (folder / f"planted_{name}.py").write_text("")
-    heard: list[str] = []
     try:
-        ran = run(job, heard.append, sandbox=sandbox)
+        ran = run(job, sandbox=sandbox)
     except BrokenInput as error:
         detail = {"script-limit": error.data.get("limit"), "script-output": error.data.get("found")}
-        return f"{error.code}: {detail.get(error.code) or error.message}", "".join(heard) + str(error.data)
-    return "no effect", "".join(heard) + ran.output_tail
+        return f"{error.code}: {detail.get(error.code) or error.message}", str(error.data)
+    return "no effect", ran.output_tail
 
 
 def script_of(escape: Escape) -> str:

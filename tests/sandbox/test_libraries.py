@@ -41,7 +41,7 @@ def test_torch_safetensors_and_the_client_work(tmp_path: Path, sandbox: Sandbox)
     job = job_of(tmp_path, SCRIPT, python_path=packages, limits=limits, environ={"HF_HUB_OFFLINE": "1"})
     save_file({"w": weight}, job.source_dir / "model.safetensors")
 
-    done = run(job, lambda _: None, sandbox=sandbox)
+    done = run(job, sandbox=sandbox)
 
     assert done.output_tail == f"{torch.backends.cpu.get_cpu_capability()}\noffline\n"
     assert torch.equal(load_file(tmp_path / "output/model.safetensors")["w"], weight @ weight)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +22,8 @@ from overlay.errors import BrokenInput, Untrusted
 from overlay.sandbox import LeftFile, backends, run
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from overlay.sandbox import Ran, Sandbox
 
 pytestmark = [
@@ -43,12 +48,11 @@ def materialize(*, overlay_dir, source_dir, output_dir, manifest):
 """
 
 
-def quiet(_: str) -> None:
-    """Output that no test looks at."""
+HEAD = "import os, time\ndef materialize(**_):\n"
 
 
 def ran(tmp_path: Path, sandbox: Sandbox, script: str, **changes: object) -> Ran:
-    return run(job_of(tmp_path, script, **changes), quiet, sandbox=sandbox)
+    return run(job_of(tmp_path, script, **changes), sandbox=sandbox)
 
 
 def test_what_it_left_comes_back(tmp_path: Path, sandbox: Sandbox) -> None:
@@ -76,14 +80,9 @@ def materialize(**given):
     print(json.dumps([__name__, __file__, given, dict(os.environ), sys.flags.isolated, os.listdir(".")]))
 """
     job = job_of(tmp_path, script, {"custom_materializer": "_overlay/make.py", "n": [1, {"a": None}]})
-    heard: list[str] = []
-
-    done = run(replace(job, environ={"HF_HUB_OFFLINE": "1"}), heard.append, sandbox=sandbox)
-
-    import json
+    done = run(replace(job, environ={"HF_HUB_OFFLINE": "1"}), sandbox=sandbox)
 
     name, file, given, environ, isolated, folder = json.loads(done.output_tail)
-    assert "".join(heard) == done.output_tail
     assert (name, file) == ("_sglang_overlay_materializer", str(tmp_path / "overlay/_overlay/make.py"))
     places = {f"{place}_dir": str(tmp_path / place) for place in ("overlay", "source", "output")}
     assert given == {**places, "manifest": job.manifest}
@@ -115,7 +114,7 @@ def test_further_inputs_are_readable_and_importable(tmp_path: Path, sandbox: San
     (job.source_dir / "a").symlink_to(tmp_path / "blobs/a")
 
     with pytest.raises(BrokenInput, match="two") as caught:
-        run(job, quiet, sandbox=sandbox)
+        run(job, sandbox=sandbox)
 
     assert caught.value.data["output"].startswith("imported blob one\n")
 
@@ -130,7 +129,7 @@ def test_a_link_counts_by_its_end(tmp_path: Path, sandbox: Sandbox, link: str) -
     job = job_of(tmp_path, script, readable=(tmp_path / link,))
     (job.source_dir / "a").symlink_to("../blobs/a")
 
-    assert run(job, quiet, sandbox=sandbox).files == (LeftFile("a", "link", 4, tmp_path / "blobs/a"),)
+    assert run(job, sandbox=sandbox).files == (LeftFile("a", "link", 4, tmp_path / "blobs/a"),)
 
 
 @pytest.mark.parametrize(
@@ -143,29 +142,53 @@ def test_a_link_counts_by_its_end(tmp_path: Path, sandbox: Sandbox, link: str) -
         ("import os\ndef materialize(**_): os._exit(3)", "ended with status 3"),
         ("import os\ndef materialize(**_): os.abort()", "was killed by signal 6"),
         ("import os\ndef materialize(**_): os.kill(os.getpid(), 15)", "was killed by signal 15|not permitted"),
+        ("def materialize(**_):\n    raise ExceptionGroup('many', [ValueError('first'), ValueError()])", ": first$"),
+        ("def materialize(**_): raise KeyError", "line 1: KeyError$"),
+        (f"{HEAD}    raise OSError('of a\\nTraceback (most recent call last):\\nKeyError: 1')", "of a KeyError: 1$"),
+        # Whatever is printed after it, also by another process.
+        (f"{HEAD}    os.fork() or (time.sleep(0.1), print('x'), os._exit(0))\n    raise ValueError('mine')", ": mine$"),
+        (f"{HEAD}    import asyncio; asyncio.new_event_loop()", "line 3: PermissionError"),
     ],
 )
 def test_a_failure_is_told(tmp_path: Path, sandbox: Sandbox, script: str, message: str) -> None:
-    """An exception, a missing function, a status and a signal are told apart."""
+    """What was raised, whatever is printed behind it; a missing function, a status and a signal are told apart."""
     with pytest.raises(BrokenInput, match=message) as caught:
         ran(tmp_path, sandbox, script)
 
     assert (caught.value.code, caught.value.exit_status) == ("script-failed", 1)
 
 
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        ("raise RuntimeError('cannot save') from OSError(27, 'File too large')", "disk"),
+        ("raise RuntimeError('I/O error: File too large (os error 27)')", "disk"),
+        ('raise RuntimeError("can\'t start new thread")', "processes"),
+        (
+            "os.write(2, b'libgomp: Thread creation failed: Resource temporarily unavailable'); os._exit(1)",
+            "processes",
+        ),
+        ("raise BlockingIOError(11, 'Resource temporarily unavailable')", None),  # of a pipe, say: it had no processes
+        ("print('File too large', flush=True); raise ValueError", None),
+    ],
+)
+def test_what_the_kernel_refused_is_a_limit(tmp_path: Path, sandbox: Sandbox, body: str, limit: str | None) -> None:
+    """A file that may not grow, threads that may not start: by the words of libraries, where nothing is left of it."""
+    with pytest.raises(BrokenInput) as caught:
+        ran(tmp_path, sandbox, f"{HEAD}    {body}")
+
+    assert (caught.value.code, caught.value.data.get("limit")) == (f"script-{'limit' if limit else 'failed'}", limit)
+
+
 def test_output_is_harmless_and_bounded(tmp_path: Path, sandbox: Sandbox) -> None:
-    """Escape sequences and bad UTF-8 become marks; the first MiB is shown, the last 64 KiB kept."""
-    script = "import os\ndef materialize(**_):\n    os.write(1, b'\\x1b[31m\\xff\\r\\x07')\n"
-    script += "    for _ in range(64): os.write(1, b'x' * 2**16)\n    os.write(2, 'ä end'.encode())"
-    heard: list[str] = []
+    """Escape sequences and bad UTF-8 become marks; the last 64 KiB are kept."""
+    script = "import os\ndef materialize(**_):\n    for _ in range(64): os.write(1, b'x' * 2**16)\n"
+    script += "    os.write(1, b'\\x1b[31m\\xff\\r\\x07'); os.write(2, 'ä end'.encode())"
 
-    done = run(job_of(tmp_path, script), heard.append, sandbox=sandbox)
+    tail = run(job_of(tmp_path, script), sandbox=sandbox).output_tail
 
-    shown = "".join(heard)
-    assert shown.startswith("\ufffd[31m\ufffd\ufffd\ufffdx")
-    assert 2**20 <= len(shown) <= 2**20 + 2**16
-    assert len(done.output_tail.encode()) == 2**16
-    assert done.output_tail.endswith("xä end")
+    assert tail.endswith("x\ufffd[31m\ufffd\ufffd\ufffdä end")
+    assert len(tail) == 2**16 - 1  # ä is two bytes
 
 
 def test_processes_of_its_own_are_allowed(tmp_path: Path, sandbox: Sandbox) -> None:
@@ -219,7 +242,7 @@ def test_many_inputs_are_readable_and_their_neighbours_not(
     )
 
     with pytest.raises(BrokenInput, match="PermissionError") as caught:
-        run(job, quiet, sandbox=sandbox)
+        run(job, sandbox=sandbox)
 
     assert caught.value.data["output"].startswith("".join(f"{number} " for number in range(60)) + "Traceback")
 
@@ -234,32 +257,58 @@ def test_a_folder_closed_to_everybody_is_no_limit(tmp_path: Path, sandbox: Sandb
 def test_without_its_guard_nothing_goes_on(tmp_path: Path, sandbox: Sandbox) -> None:
     """A guard that the system kills is no success; the script ends with it, and so do processes that it started."""
 
-    def kill_guard(_: str) -> None:
-        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
+    mine = threading.get_native_id()
+
+    def kill_guard() -> None:
+        for child in Path(f"/proc/self/task/{mine}/children").read_text().split():
             if b"overlay.sandbox.guard" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(int(child), signal.SIGKILL)
 
     began = time.monotonic()
-    with pytest.raises(Untrusted, match="its guard ended with status -9"):
-        run(job_of(tmp_path, FORKED, limits=replace(JOB_LIMITS, seconds=50)), kill_guard, sandbox=sandbox)
+    with (
+        pytest.raises(Untrusted, match="its guard ended with status -9"),
+        once_started(tmp_path, kill_guard),
+    ):
+        run(job_of(tmp_path, FORKED, limits=replace(JOB_LIMITS, seconds=50)), sandbox=sandbox)
 
     assert time.monotonic() - began < 30
     assert left_running() == []
 
 
-FORKED = "import os, time\ndef materialize(**_):\n    if os.fork(): print('started', flush=True)\n    time.sleep(60)"
-SLEEP = "import time\ndef materialize(**_):\n    print('started', flush=True)\n    time.sleep(60)"
+_STARTED = "open(output_dir + '/started', 'w').close()"
+FORKED = f"import os, time\ndef materialize(output_dir, **_):\n    if os.fork(): {_STARTED}\n    time.sleep(60)"
+SLEEP = f"import time\ndef materialize(output_dir, **_):\n    {_STARTED}\n    time.sleep(60)"
+
+
+@contextmanager
+def once_started(folder: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Do something beside, once the script in this folder says that it runs."""
+
+    def wait() -> None:
+        until((folder / "output/started").exists)
+        act()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def until(reached: Callable[[], object]) -> None:
+    """Wait for something, not for ever."""
+    end = time.monotonic() + 30
+    while not reached() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert reached()
 
 
 def test_an_interrupt_ends_it(tmp_path: Path, sandbox: Sandbox) -> None:
     """An exception in the caller, such as an interrupt, leaves no process, and is passed on."""
-
-    def interrupt(_: str) -> None:
-        raise KeyboardInterrupt
-
     began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), interrupt, sandbox=sandbox)
+    with pytest.raises(KeyboardInterrupt), once_started(tmp_path, _thread.interrupt_main):
+        run(job_of(tmp_path, SLEEP, limits=replace(JOB_LIMITS, seconds=50)), sandbox=sandbox)
 
     assert time.monotonic() - began < 40
     assert left_running() == []
@@ -274,22 +323,15 @@ from pathlib import Path
 from support.sandboxes import JOB_LIMITS, job_of
 from overlay.sandbox import Sandbox, run
 job = job_of(Path({str(tmp_path)!r}), {SLEEP!r}, limits=dataclasses.replace(JOB_LIMITS, seconds=50))
-run(job, lambda text: print(text, flush=True), sandbox=Sandbox({sandbox.name!r}, None))
+run(job, sandbox=Sandbox({sandbox.name!r}, None))
 """
     paths = os.pathsep.join(path for path in sys.path if path)
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}
-    ) as caller:
-        assert caller.stdout is not None
-        assert caller.stdout.readline() == b"started\n"
+    with subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths}) as caller:
+        until((tmp_path / "output/started").exists)
         assert left_running() != []
         caller.send_signal(number)
-        caller.stdout.read()
 
-    until = time.monotonic() + 20
-    while left_running() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert left_running() == []
+    until(lambda: left_running() == [])
 
 
 @pytest.mark.parametrize("wrong", ["hard link", "input inside", "limit"])
@@ -306,4 +348,4 @@ def test_a_job_that_makes_no_sense_is_refused(tmp_path: Path, sandbox: Sandbox, 
     with pytest.raises(
         ValueError, match={"hard link": "hard links", "input inside": "apart from", "limit": "not positive"}[wrong]
     ):
-        run(job, quiet, sandbox=sandbox)
+        run(job, sandbox=sandbox)

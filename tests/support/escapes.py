@@ -469,6 +469,12 @@ ESCAPES = (
         f"limit of a file, {WATCH}",
     ),
     Escape(
+        "make a file that is larger than the disk may hold",
+        "with open(out / 'a', 'wb') as file: file.truncate(2**40)",
+        "script-limit: disk",
+        "limit of a file",
+    ),
+    Escape(
         "fill the disk with many files",
         f"for i in range(99): (out / str(i)).write_bytes(bytes(2**20))\n{_EVER}",
         "script-limit: disk",
@@ -524,7 +530,7 @@ ESCAPES = (
     Escape(
         "nest folders deeper than a path can be",
         f"os.chdir(out)\nfor _ in range(3000): os.mkdir('a'); os.chdir('a')\n{_EVER}",
-        "script-limit: disk",
+        "script-limit: depth",
         WATCH,
     ),
     Escape("wait without end", "time.sleep(1e6)", "script-limit: seconds", WATCH),
@@ -660,7 +666,7 @@ ESCAPES = (
         "print without end",
         "for _ in range(200): print('x' * 2**16)",
         "no effect",
-        "what is kept and shown is bounded",
+        "what is kept is bounded",
     ),
     Escape(
         "write to the caller's terminal",

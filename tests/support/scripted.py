@@ -12,25 +12,28 @@ from support.hubs import add_repo, commit, shard
 
 import overlay.sandbox
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO, SOURCE_REPO
+from overlay.materialization.materialize import materialize
 from overlay.materialization.request import Options
 from overlay.sandbox import Ran, Sandbox
 from overlay.sandbox.outputs import checked_output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import pytest
 
     from overlay.demo.checkpoint import HubFolder
     from overlay.sandbox import Job
 
 __all__ = [
+    "ENOUGH",
     "MODEL",
     "PATH",
+    "PLAIN",
     "SCRIPT",
     "VDN_SCRIPT",
     "StandIn",
     "entry_text",
+    "prepared",
+    "reused",
     "scripted_hub",
     "scripted_options",
     "sha256",
@@ -52,6 +55,18 @@ def materialize(*, overlay_dir, source_dir, output_dir, manifest):
 """
 """One weight with the last bit of the source's other than it was, and a README in the place of the overlay's."""
 INDEX = {"_class_name": "P", "_diffusers_version": "0", "unet": ["diffusers", "U"]}
+
+PLAIN = """
+from pathlib import Path
+
+def materialize(*, overlay_dir, source_dir, output_dir, manifest):
+    out, source = Path(output_dir), Path(source_dir)
+"""
+ENOUGH = """\
+    (out / "unet").mkdir(exist_ok=True)
+    (out / "unet/x.safetensors").write_bytes((source / "unet/w.safetensors").read_bytes())
+"""
+"""Behind ``PLAIN``: what makes a tree that a server loads. More of the body may follow each."""
 
 # The plain rebuild, called as a server calls a script, links as servers make them, and the needs from the Hub's client.
 VDN_SCRIPT = (
@@ -128,6 +143,19 @@ def scripted_options(folder: Path, script: str | None, *, needs: str = "", limit
     return Options(registry=registry, cache_root=folder / "root", hub=folder / "hub", **choices)
 
 
+def prepared(folder: Path, script: str = SCRIPT, *, manifest: dict[str, Any] | None = None, **said: Any) -> Options:
+    """A hub with this script, and options for it."""
+    scripted_hub(folder / "hub", script, **(manifest or {}))
+    return scripted_options(folder, script, **said)
+
+
+def reused(folder: Path, options: Options) -> bool:
+    """Whether a build runs nothing where what was published is gone, and only objects and action entries are left."""
+    shutil.rmtree(folder / "root/.overlay/trees")
+    shutil.rmtree(folder / "root/materialized_models")
+    return materialize(MODEL, options).result == "reused"
+
+
 def vdn_options(hub: HubFolder, folder: Path, script: str = VDN_SCRIPT) -> Options:
     """Beside the overlay of the hub another revision of it, which this script builds; options to build it."""
     revision = commit("e")
@@ -157,7 +185,7 @@ class StandIn:
         monkeypatch.setattr(overlay.sandbox, "require_sandbox", lambda: Sandbox("bubblewrap", None))
         monkeypatch.setattr(overlay.sandbox, "run", self.run)
 
-    def run(self, job: Job, _on_output: Callable[[str], None], *, sandbox: Sandbox | None = None) -> Ran:
+    def run(self, job: Job, *, sandbox: Sandbox | None = None) -> Ran:
         assert sandbox is not None
         self.jobs.append(job)
         script: dict[str, Any] = {}

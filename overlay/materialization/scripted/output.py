@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from codecs import BOM_UTF8
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from overlay.formats.header import read_header
 from overlay.formats.local import open_file, read_span
 from overlay.formats.materialized import OURS
 from overlay.formats.strict_json import why_no_json
-from overlay.formats.tree_files import MAGIC_LENGTH, why_no_data, why_not_by_name
+from overlay.formats.tree_files import LOOKED_AT, why_no_data, why_not_by_name
 from overlay.formats.wording import format_bytes, some
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, ScriptedFile
 from overlay.planning.plan import finish
@@ -71,9 +72,12 @@ def _check_file(file: LeftFile, stage: Stage, where: str) -> None:
             read_header(stage.output / path)
             return
         with open_file(stage.output / path) as (descriptor, found):
-            why = why_no_data(os.pread(descriptor, MAGIC_LENGTH, 0))
+            first = os.pread(descriptor, LOOKED_AT, 0)
+            why = why_no_data(first)
             if why is None and path.endswith(".json") and found.st_size <= MAX_CHECKED_FILE:
-                why = why_no_json(read_span(descriptor, 0, found.st_size))
+                why = why_no_json(read_span(descriptor, 0, found.st_size).removeprefix(BOM_UTF8))
+            if why is None and path.lower().endswith(".gguf") and not first.startswith(b"GGUF"):
+                why = "no GGUF"
             if why is not None:
                 raise _bad(where, f"left {path}, which is {why}", path)
     except OverlayError as error:

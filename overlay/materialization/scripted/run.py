@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from overlay.cache import writing
 from overlay.cache.tensors import TensorDigests
 from overlay.errors import BrokenInput, Untrusted
 from overlay.formats.wording import format_bytes
@@ -128,7 +129,8 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
     where = f"{script.overlay_name}/{script.path}"
     with cache.staging() as folder:
         made = stage(folder, script, inputs, wheels, cache)
-        ran = run_script(made, script, sandbox, job.phase)
+        with writing(cache.root, "hand a script its folders"):
+            ran = run_script(made, script, sandbox, job.phase)
         _require_unchanged(work.plan, inputs, seen, job)
         check_output(ran.files, made, where)
         left = take_output(ran.files, made, cache, job.phase, most=script.limits.disk or 0, where=where)

@@ -31,9 +31,13 @@ _MOST_SHOWN = 4096  # characters of what the script printed
 _LONGEST_LINE = 300
 _LOOK_EVERY = 5.0  # seconds
 
-_NOT_RAISED = ("was killed", "ended with status", "left processes")
-_RAISED = re.compile(r"^Traceback \(most recent call last\):\n(?P<frames>(?:[ \t].*\n)+)(?P<line>\S.*)$", re.MULTILINE)
+_FIXED = {"files": "files and folders", "depth": "folders within one another"}
 _OFFLINE = re.compile(r"LocalEntryNotFound|OfflineMode|outgoing traffic has been disabled|offline mode is enabled")
+_TRACEBACK = "Traceback (most recent call last)"
+_WITHOUT_LOCAL_DIR = (
+    "with local_dir the Hub's client asks the Hub even for what is there: leave local_dir out and copy from the folder"
+    " that it returns; and the repo must be among the entry's needs, as {repo: ORG/NAME, revision: COMMIT}"
+)
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -60,7 +64,7 @@ def run_script(made: Stage, script: Script, sandbox: Sandbox, phase: Phase) -> R
     )
     try:
         with phase("script", UNKNOWN) as update, _watched(made.output, update):
-            return run(job, lambda _text: None, sandbox=sandbox)
+            return run(job, sandbox=sandbox)
     except BrokenInput as error:
         raise _told(error, made, script) from error
 
@@ -112,11 +116,17 @@ def _told(error: BrokenInput, made: Stage, script: Script) -> BrokenInput:
     if error.code == "script-limit":
         words, hint = _of_limit(data["limit"], data["most"])
     elif error.code == "script-failed":
-        words, hint = _of_failure(words, printed, where)
+        words = words if len(words) <= _LONGEST_LINE else f"{words[:_LONGEST_LINE]}…"
+        hint = _after_failure(words, printed, script)
     return BrokenInput(f"{where}: {words}", code=error.code, hint=hint, **data)
 
 
 def _of_limit(limit: str, most: int) -> tuple[str, str]:
+    if limit in _FIXED:
+        return (
+            f"had {most} {_FIXED[limit]} at one time",
+            "a model needs fewer: look at what it does; -v shows the end of what it printed",
+        )
     key = "time" if limit == "seconds" else limit
     shown = f"{most}" if limit == "processes" else _duration(most) if limit == "seconds" else _bytes(most)
     hint = (
@@ -138,22 +148,15 @@ def _bytes(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size // 2**20} MiB"
 
 
-def _of_failure(words: str, printed: str, where: str) -> tuple[str, str]:
-    """What was raised, and the line of the script that it came through; else how the script ended."""
-    hint = "-v shows the end of what it printed; it had no network, no environment and one folder to write"
-    raised = next(reversed([*_RAISED.finditer(printed)]), None)  # the last one is what ended it
-    if raised is not None and not words.startswith(_NOT_RAISED):
-        line = raised["line"]
-        lines = re.findall(rf'File "{re.escape(where)}", line ([0-9]+)', raised["frames"])
-        words = f"line {lines[-1]}: {line}" if lines else line
-        if _OFFLINE.search(raised[0] + printed[raised.end() :]):
-            hint = (
-                "it loads a repo, or a commit of one, that the entry does not give it: add it to the entry's needs, as"
-                " {repo: ORG/NAME, revision: COMMIT}"
-            )
-        elif module := _NO_MODULE.search(line):
-            hint = f"install {module[1].partition('.')[0]} beside overlay, or add its wheel to the entry's needs"
-    elif not words.startswith(_NOT_RAISED):
-        words = f"failed; the last that it printed: {words}"
-    words = words if len(words) <= _LONGEST_LINE else f"{words[:_LONGEST_LINE]}…"
-    return words, hint
+def _after_failure(words: str, printed: str, script: Script) -> str:
+    """What to do next, as far as the error or its traceback tells."""
+    if _OFFLINE.search(words + printed[printed.rfind(_TRACEBACK) :]):
+        if any(b"local_dir" in data for path, data in script.overlay.items() if path.endswith(".py")):
+            return _WITHOUT_LOCAL_DIR
+        return (
+            "it loads a repo, or a commit of one, that the entry does not give it: add it to the entry's needs, as"
+            " {repo: ORG/NAME, revision: COMMIT}"
+        )
+    if module := _NO_MODULE.search(words):
+        return f"install {module[1].partition('.')[0]} beside overlay, or add its wheel to the entry's needs"
+    return "-v shows the end of what it printed; it had no network, no environment and one folder to write"

@@ -1,6 +1,8 @@
 """What a script finds: folders of links to its inputs, its output folder half filled, and a Hub cache without a Hub.
 
 Inputs are linked by symbolic links to where they really lie: read-only in the sandbox, and no byte of them is written.
+Hidden files of repos (``.gitattributes``) are left out: a script that copies a whole folder would leave them, and no
+tree may have them.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from overlay.cache import SMALL_FILE, writing
 from overlay.fingerprint import file_digest
+from overlay.formats.tree_files import is_hidden
 from overlay.hub.trees import TreeFile, write_tree
 from overlay.hub.wheels import read_wheel
 from overlay.planning.outputs import CarriedFile, GeneratedFile
@@ -127,10 +130,11 @@ def stage(root: Path, script: Script, inputs: Inputs, wheels: dict[str, Path], c
             real={inputs.path(item).resolve(): item for item in script.given},
         )
         for path, data in script.overlay.items():
-            _written(made.overlay / path, data)
+            if not is_hidden(path):
+                _written(made.overlay / path, data)
         for folder in (made.overlay, made.source, made.output, made.hub):
             folder.mkdir(exist_ok=True)
-        for item in script.source:
+        for item in _seen(script.source):
             _linked(made.source / item.path, inputs.path(item).resolve())
         for need in script.needs:
             _hub_repo(made.hub / "hub", need, inputs)
@@ -142,11 +146,16 @@ def _hub_repo(cache: Path, need: GivenRepo, inputs: Inputs) -> None:
     """A repo as the client finds it without a connection: also where nobody names a revision."""
     storage = cache / f"models--{need.repo.replace('/', '--')}"
     commit = need.revision if COMMIT.fullmatch(need.revision) else _NO_COMMIT
-    for item in need.files:
+    files = _seen(need.files)
+    for item in files:
         _linked(storage / "snapshots" / commit / item.path, inputs.path(item).resolve())
     _written(storage / "refs" / "main", commit.encode())
     # The whole of it, as far as the client is told: else it calls the snapshot incomplete.
-    write_tree(storage, commit, {item.path: TreeFile(item.size, _NO_COMMIT) for item in need.files})
+    write_tree(storage, commit, {item.path: TreeFile(item.size, _NO_COMMIT) for item in files})
+
+
+def _seen(files: Iterable[Input]) -> list[Input]:
+    return [item for item in files if not is_hidden(item.path)]
 
 
 def _fill(output: Path, finds: Iterable[OutputFile], inputs: Inputs) -> None:
