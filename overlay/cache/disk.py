@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from overlay.cache.layout import LAYOUT_VERSION
 from overlay.errors import CannotWrite, OverlayError
 from overlay.formats import os_errors
+from overlay.formats.folders import remove_folder
 from overlay.formats.wording import format_bytes
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def is_file_of(path: Path, size: int) -> bool:
 def remove(path: Path) -> None:
     """Remove whatever is there."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        remove_folder(path)
     else:
         path.unlink()
 
@@ -164,7 +164,7 @@ def put_in_place(file: Path, path: Path) -> None:
     try:
         file.replace(path)
     except IsADirectoryError:
-        shutil.rmtree(path)
+        remove_folder(path)
         file.replace(path)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import time
 from collections import Counter
@@ -18,6 +17,7 @@ from overlay.cache.pins import pins
 from overlay.cache.trees import is_our_link, location_target
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest
+from overlay.formats.folders import files_below
 from overlay.formats.local import read_small_file
 from overlay.formats.materialized import LARGEST_RECORD, RECORD_NAME
 
@@ -167,16 +167,15 @@ def find(root: CacheRoot, target: str) -> tuple[tuple[TreeInfo, ...], frozenset[
 
 def files_under(folder: Path) -> Iterator[FileInfo]:
     """Every regular file in a folder and below; what vanishes meanwhile is left out."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            try:
-                status = path.lstat()
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                inode = (status.st_dev, status.st_ino)
-                yield FileInfo(path, status.st_size, inode, status.st_nlink, status.st_ctime)
+    for name in files_below(folder):
+        path = folder / name
+        try:
+            status = path.lstat()
+        except OSError:
+            continue
+        if stat.S_ISREG(status.st_mode):
+            inode = (status.st_dev, status.st_ino)
+            yield FileInfo(path, status.st_size, inode, status.st_nlink, status.st_ctime)
 
 
 def _tree(root: CacheRoot, path: Path, locations: list[str], held: tuple[Lease, ...], pin: Pin | None) -> TreeInfo:

@@ -14,6 +14,7 @@ from overlay.cache.disk import existing
 from overlay.cache.links import How, link_file
 from overlay.cache.outlook import link_outlook, reason, sample_of, scratch
 from overlay.errors import BrokenInput, OverlayError
+from overlay.formats.folders import files_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,7 +150,7 @@ def _from_folder(hub: Path, root: CacheRoot) -> list[Probe]:
 
 
 def _some_files(folder: Path) -> Iterator[Path]:
-    paths = (Path(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    paths = (folder / name for name in files_below(folder))
     for path in islice(paths, _SEARCHED):
         if path.is_file() and not path.is_symlink() and path.stat().st_size:
             yield path

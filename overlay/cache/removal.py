@@ -8,7 +8,6 @@ the end, so no tree is ever half there; the folder of a killed collector goes wi
 from __future__ import annotations
 
 import os
-import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -20,6 +19,7 @@ from overlay.cache.pins import pins
 from overlay.cache.presence import aside, builds_run, collecting
 from overlay.cache.trees import is_our_link
 from overlay.cache.verified import forget_verified
+from overlay.formats.folders import remove_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def carry_out(root: CacheRoot, removal: Removal, *, leased: bool = False) -> boo
         # What has no owner needs no announcement; on a full disk it makes the room for the folders below.
         for path in removal.unfinished:
             with suppress(FileNotFoundError):  # another collector was faster
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                remove_folder(path) if path.is_dir() else path.unlink()
         for tree in {path.parent.name for path in removal.ended}:
             sweep(root, tree)
         if not (removal.locations or removal.trees or removal.actions or removal.objects):

@@ -14,6 +14,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import fsync, make_folder, writing
+from overlay.cache.kept import name_to_keep
 from overlay.cache.staging import staging
 from overlay.cache.trees import check_locations, link_text, location_target, swing_location
 from overlay.errors import CannotWrite, TryAgain
@@ -168,7 +169,7 @@ def _put_back(root: CacheRoot, location: Path, old: Path, aside: Path) -> None:
 def _free_name(location: Path) -> Path:
     """A name beside the location that nobody looks for."""
     number = 1
-    while os.path.lexists(place := location.with_name(f"{location.name}.kept-{number}")):
+    while os.path.lexists(place := name_to_keep(location, number)):
         number += 1
     return place
 

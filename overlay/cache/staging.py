@@ -8,7 +8,6 @@ and holds a lock on the folder itself.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from overlay.cache.disk import make_folder, share_with_group, writing
 from overlay.cache.locks import try_flock
 from overlay.cache.owner import is_alive, process_name
+from overlay.formats.folders import remove_folder, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +51,7 @@ def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
         try_flock(descriptor)  # where there is no flock, the name alone tells
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder, ignore_errors=True)
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -61,7 +61,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
     with suppress(OSError):
         for folder in parent.iterdir():
             if folder.name.startswith(prefix) and is_abandoned(folder, prefix):
-                shutil.rmtree(folder, ignore_errors=True)
+                remove_folder(folder, ignore_errors=True)
 
 
 def is_abandoned(folder: Path, prefix: str = "") -> bool:
@@ -91,8 +91,8 @@ def is_locked(path: Path) -> bool:
 def _silent_for(folder: Path) -> float:
     """Seconds since anything in the folder changed."""
     newest = 0.0
-    for parent, _, names in os.walk(folder):
-        for name in (".", *names):
+    for prefix, names in walk(folder):
+        for name in ("", *names):
             with suppress(OSError):
-                newest = max(newest, os.lstat(os.path.join(parent, name)).st_mtime)  # noqa: PTH118 - "." must stay
+                newest = max(newest, (folder / f"{prefix}{name}").lstat().st_mtime)
     return time.time() - newest

@@ -12,7 +12,6 @@ import shlex
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.disk import fsync, make_folder, share_with_group, writing
@@ -20,10 +19,12 @@ from overlay.cache.layout import checked_name
 from overlay.cache.locks import lock
 from overlay.cache.staging import staging
 from overlay.errors import CannotWrite, TryAgain
+from overlay.formats.folders import walk
 from overlay.formats.materialized import MARKER_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from overlay.cache.layout import CacheRoot
 
@@ -128,15 +129,15 @@ def _is_sound(target: Path, verify: Callable[[Path], bool]) -> bool:
 
 def _settle(root: CacheRoot, staged: Path) -> None:
     """Sync folders, and the files that are not links to (synced) objects; give both their final modes."""
-    for folder, _, names in os.walk(staged, topdown=False):
+    for prefix, names in reversed(list(walk(staged))):  # what is in a folder before the folder
         for name in names:
-            path = Path(folder, name)
+            path = staged / f"{prefix}{name}"
             status = path.lstat()
             if stat.S_ISREG(status.st_mode) and status.st_nlink == 1:
                 share_with_group(path, root)
                 fsync(path)
-        share_with_group(Path(folder), root)
-        fsync(Path(folder))
+        share_with_group(staged / prefix, root)
+        fsync(staged / prefix)
 
 
 def move_aside(root: CacheRoot, target: Path) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from overlay.cache.kept import KeptFolder  # noqa: TC001  # the JSON schema is made of it
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, format_age, style
 from overlay.cli.cache_pins import the_tree
-from overlay.cli.cached_model import CachedModel
+from overlay.cli.cached_model import CachedModel, kept_rows
 from overlay.errors import BrokenInput
 from overlay.formats.wording import counted, format_bytes
 
@@ -33,12 +34,14 @@ class CacheListing:
 
     Attributes:
         unused: Bytes of objects that no materialization has: of killed runs, and of ``prewarm --only``.
+        kept: Folders that a server built and ``overlay adopt`` left beside their location; no part of the cache.
     """
 
     root: str
     decided_by: str
     models: tuple[CachedModel, ...]
     unused: int
+    kept: tuple[KeptFolder, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +91,14 @@ def list_models(common: Common) -> None:
     """List what is materialized: size, last use, location."""
     from overlay.cache import choose_root
     from overlay.cache.collecting import unreferenced
+    from overlay.cache.kept import kept_folders
     from overlay.cache.listing import Files, ls
 
     root = choose_root(common.cache_root, os.environ)
     trees = ls(root)
     models = tuple(map(CachedModel.of, trees))
-    listing = CacheListing(str(root.path), root.decided_by, models, Files(unreferenced(root, trees)).size())
+    unused = Files(unreferenced(root, trees)).size()
+    listing = CacheListing(str(root.path), root.decided_by, models, unused, kept_folders(root))
 
     def text() -> Iterator[str]:
         yield f"{listing.root}  (from {listing.decided_by})"
@@ -103,6 +108,7 @@ def list_models(common: Common) -> None:
         yield from columns(rows) or ["  nothing is materialized here"]
         if listing.unused:
             yield f"  {format_bytes(listing.unused)} of objects wait for a run that uses them, or for overlay cache gc"
+        yield from kept_rows(listing.kept)
 
     common.output.result(listing, text)
 

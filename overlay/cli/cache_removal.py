@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -88,6 +88,7 @@ def gc(common: Common, max_size: int | None, max_age: int | None, also: tuple[Pa
     """
     from overlay.cache import choose_root
     from overlay.cache.collecting import gc
+    from overlay.cache.kept import kept_folders, kept_note
     from overlay.materialization.wanted import wanted_trees
 
     root = choose_root(common.cache_root, os.environ)
@@ -98,6 +99,8 @@ def gc(common: Common, max_size: int | None, max_age: int | None, also: tuple[Pa
         wanted=lambda: wanted_trees(common.options(), also),
         dry_run=dry_run,
     )
+    if kept := kept_folders(root):
+        removal = replace(removal, notes=(*removal.notes, kept_note(kept)))
     _print(common, removal, str(root.path), dry_run=dry_run)
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from overlay.formats.wording import iso_time
+from overlay.formats.wording import format_bytes, iso_time
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from overlay.cache.kept import KeptFolder
     from overlay.cache.leases import Lease
     from overlay.cache.listing import TreeInfo
     from overlay.cache.pins import Pin
 
-__all__ = ["CachedModel", "HeldLease", "TreePin"]
+__all__ = ["CachedModel", "HeldLease", "TreePin", "kept_rows"]
+
+
+def kept_rows(kept: Iterable[KeptFolder]) -> Iterator[str]:
+    """Folders that an adoption kept, as text: where, why, and what to do."""
+    for folder in kept:
+        yield f"  kept  {folder.path}  {format_bytes(folder.size)}; removing it frees {format_bytes(folder.frees)}"
+        yield f"        {folder.why}"
+        yield f"        look into it, then: {folder.remove}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 import overlay
+from overlay.cache.kept import KeptFolder  # noqa: TC001  # the JSON schema is made of it
 from overlay.cli._errors import redact
 from overlay.cli._options import Common, common_options
 from overlay.cli._output import columns, style
+from overlay.cli.cached_model import kept_rows
 from overlay.errors import OverlayError
 from overlay.formats.wording import counted, format_bytes
 
@@ -77,6 +79,7 @@ class Diagnosis:
         filesystem: Its kind, as the kernel calls it.
         container_layer: Whether it is the writable layer of a container, lost with it.
         free: Bytes free there, of ``total``.
+        kept: Folders that ``overlay adopt`` left beside their location.
         hub: Folder that links were tried from: the Hub's cache, or ``--hub``.
         registry: The registry file in force, or why there is none.
         environment: Variables that change what is done; secrets only as being set.
@@ -92,6 +95,7 @@ class Diagnosis:
     container_layer: bool
     free: int
     total: int
+    kept: tuple[KeptFolder, ...]
     hub: str
     probes: tuple[Probe, ...]
     registry: str
@@ -110,11 +114,13 @@ def doctor(common: Common) -> None:
     whether each passes the self-test of the fuse, and the sandboxes in which an overlay's own script may run.
     """
     from overlay.cache import choose_root
+    from overlay.cache.kept import kept_folders
     from overlay.cache.probe import probe_root
     from overlay.hub.hub_cache import hub_cache
 
     hub = common.hub or hub_cache()
-    report = probe_root(choose_root(common.cache_root, os.environ), hub)
+    root = choose_root(common.cache_root, os.environ)
+    report = probe_root(root, hub)
     filesystem = report.filesystem
     diagnosis = Diagnosis(
         version=overlay.__version__,
@@ -126,6 +132,7 @@ def doctor(common: Common) -> None:
         container_layer=filesystem.container_layer,
         free=filesystem.free,
         total=filesystem.total,
+        kept=kept_folders(root),
         hub=str(hub),
         probes=tuple(Probe(probe.name, probe.ok, probe.why) for probe in report.probes),
         registry=_registry(common),
@@ -144,6 +151,7 @@ def _text(found: Diagnosis) -> Iterator[str]:
     room = f"{format_bytes(found.free)} of {format_bytes(found.total)} free"
     layer = style(", the writable layer of a container", "warn") if found.container_layer else ""
     yield f"  {found.filesystem} at {found.mount_point}, {room}{layer}"
+    yield from kept_rows(found.kept)
     yield f"  hub: {found.hub}"
     yield from columns(_probe_rows(found.probes))
     yield style("registry", "strong")

@@ -24,8 +24,11 @@ from support.caches import (
 
 from overlay.cache import Cache, CacheRoot
 from overlay.cache.collecting import gc, rm
+from overlay.cache.kept import kept_folders, kept_note
 from overlay.cache.listing import find, ls
+from overlay.cache.staging import is_abandoned
 from overlay.errors import CannotWrite, NotHere
+from overlay.formats.folders import remove_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -383,3 +386,81 @@ def test_removing_on_a_root_that_refuses(root: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(CannotWrite, match="mkdir"):
         rm(cache.root, [TREE])
     assert is_whole(cache.location_path(LOCATION))
+
+
+# Folders nested without end
+
+
+def deep(folder: Path, levels: int) -> None:
+    """Folders in one another, more than Python calls itself, with a file in the last one."""
+    here = os.getcwd()  # noqa: PTH109 - a path of that length no call takes
+    os.chdir(folder)
+    for _ in range(levels):
+        os.mkdir("d")  # noqa: PTH102 - as above
+        os.chdir("d")
+    with open("file", "w") as file:  # noqa: PTH123 - as above
+        file.write("12345")
+    os.chdir(here)
+
+
+@pytest.mark.parametrize("levels", [1100, 2100])
+def test_folders_nested_without_end_are_listed_and_removed(root: Path, levels: int) -> None:
+    """In a tree and in what a killed run left; Python's own walk and rmtree end at its recursion limit."""
+    build(root)
+    cache = Cache.open(root, create=False)
+    deep(cache.tree_path(TREE), levels)
+    left = cache.root.staging / "1-1-0-abc"
+    left.mkdir(parents=True, exist_ok=True)
+    deep(left, levels)
+
+    [tree] = ls(cache.root)
+    assert sum(file.path.name == "file" for file in tree.files) == (levels * 2 + 300 < os.pathconf(root, "PC_PATH_MAX"))
+    is_abandoned(left)
+    rm(cache.root, [TREE])
+    remove_folder(left)
+
+    assert ls(cache.root) == ()
+    assert not left.exists()
+    assert list(cache.root.collecting.iterdir()) == []
+
+
+def test_a_tree_with_folders_nested_without_end_is_published(root: Path) -> None:
+    """What makes it durable goes through all of it, what it holds before the folder itself."""
+    cache = Cache.open(root, create=True)
+    with cache.staging() as staged:
+        (staged / "tree").mkdir()
+        deep(staged / "tree", 1100)
+        published = cache.publish_tree(staged / "tree", TREE, verify=lambda _found: False)
+    assert published.result == "built"
+    remove_folder(published.path)
+
+
+# Folders that an adoption kept
+
+
+@pytest.mark.parametrize("case", ["adopted", "stopped", "other"])
+def test_folders_that_an_adoption_kept_are_told(root: Path, case: str) -> None:
+    """With their size, what of it is the cache's too, and why they are there; neither gc nor rm touches them."""
+    build(root)
+    cache = Cache.open(root, create=False)
+    location = cache.location_path(LOCATION)
+    kept = location.with_name(f"{LOCATION}.kept-2")
+    kept.mkdir()
+    (kept / "shared.safetensors").hardlink_to(cache.tree_path(TREE) / "transformer/a.safetensors")
+    (kept / "own.txt").write_bytes(b"1234567")
+    for name in ("a.kept-0", "a.kept-x", "a.kept"):
+        (location.parent / name).mkdir()
+    (location.parent / "a.kept-1").symlink_to(kept)
+    if case != "adopted":
+        location.unlink()
+    if case == "other":
+        location.mkdir()
+
+    [told] = kept_folders(cache.root)
+    assert (told.path, told.size, told.frees) == (str(kept), 5007, 7)
+    assert {"adopted": "came into it", "stopped": f"mv {kept} {location}", "other": "something else"}[case] in told.why
+    assert told.remove == f"rm -r {kept}"
+    assert "1 folder" in kept_note([told])
+    assert "neither counted nor removed" in kept_note([told])
+    gc(cache.root, max_size=0, max_age=0)
+    assert (kept / "own.txt").is_file()

@@ -314,3 +314,19 @@ def test_a_quiet_demo_says_only_that_it_is_done(said: Any) -> None:
     assert (out.count("\n"), out.startswith("done: 7 commands in "), err) == (1, True, "")
     out, err = said("demo", "-q", "--json")
     assert (json.loads(out)["kept"], err) == (False, "")
+
+
+def test_folders_that_an_adoption_kept_are_shown(said: Any, world: World) -> None:
+    """By ls, doctor and gc: where, how much, and the command that removes them."""
+    fake_tree(world, "a-tree")
+    kept = world.cache / "materialized_models/a.kept-1"
+    kept.mkdir(parents=True)
+    (kept / "mine.txt").write_bytes(b"x" * 2000)
+    lines = said("cache", "ls")[0].splitlines()[-3:]
+    assert lines[0] == f"  kept  {kept}  2.0 kB; removing it frees 2.0 kB"
+    assert lines[2] == f"        look into it, then: rm -r {kept}"
+    for words in (("cache", "ls"), ("doctor",)):
+        assert set(lines) <= set(said(*words)[0].splitlines())
+        assert json.loads(said(*words, "--json")[0])["kept"][0]["remove"] == f"rm -r {kept}"
+    assert "1 folder that overlay adopt kept (2.0 kB): neither counted nor removed" in said("cache", "gc")[1]
+    assert kept.is_dir()
