@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,29 @@ if TYPE_CHECKING:
 def _no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is about power cuts, and a build of many small files is mostly waiting for them."""
     monkeypatch.setattr(os, "fsync", lambda _descriptor: None)
+
+
+_outcomes: dict[tuple[str | None, bool], Any] = {}
+
+
+@pytest.fixture(autouse=True)
+def _one_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start-up test of the arithmetic, a third of a tiny build, is run once a process; tests/fusion tests it."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    from overlay.fusion import engine
+
+    run_self_test = engine.run_self_test
+
+    def known(library: Any, device: Any, *, compiled: bool = True) -> Any:
+        key = library and library.name, compiled
+        if device.type != "cpu":
+            return run_self_test(library, device, compiled=compiled)
+        if key not in _outcomes:
+            _outcomes[key] = run_self_test(library, device, compiled=compiled)
+        return _outcomes[key]
+
+    monkeypatch.setattr(engine, "run_self_test", known)
 
 
 @dataclass(frozen=True)

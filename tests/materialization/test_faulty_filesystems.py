@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -163,6 +164,7 @@ def test_h22_a_disk_that_refuses_from_any_step_on(
         kept = objects_of(root)
         kept_some += bool(kept)
         check_next_run(shared_build, chosen, kept)
+        shutil.rmtree(root)
         step += stride
     assert kept_some > step // stride // 3
     assert step > 150

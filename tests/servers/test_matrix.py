@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import server_matrix
 from server_matrix import MODEL, MODES, NO_ROW, RELEASES, Mode, Outcome, try_mode, world, write_source_hub
+from support.models import options
 from support.servers import unpacked
 
 from overlay.consumers import sglang
 from overlay.demo.checkpoint import OVERLAY_REPO
 from overlay.demo.registry import write_registry
 from overlay.demo.revisions import bump_overlay_readme
+from overlay.materialization.materialize import materialize
 from overlay.registry.variables import SGLANG_REGISTRY
 
 if TYPE_CHECKING:
@@ -40,13 +43,26 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> HubFolder:
     return write_source_hub(tmp_path_factory.mktemp("hub"))
 
 
+@pytest.fixture(scope="module")
+def built(hub: HubFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights of the model, built once: a cache that starts with them is warmed by links, without a fuse."""
+    root = tmp_path_factory.mktemp("built") / "cache"
+    materialize(MODEL, options(hub, root))
+    for name in ("materialized_models", ".overlay/trees", ".overlay/digests", ".overlay/verified"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    return root
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.title)
 @pytest.mark.parametrize("version", RELEASES)
-def test_the_server_takes_what_was_warmed(version: str, mode: Mode, hub: HubFolder, tmp_path: Path) -> None:
+def test_the_server_takes_what_was_warmed(
+    version: str, mode: Mode, hub: HubFolder, built: Path, tmp_path: Path
+) -> None:
     """Offline, and online with the source's main renamed: the same directory, nothing built, not a byte of a file."""
     with world(tmp_path / "world", hub) as here:
+        shutil.copytree(built, here.root / "cache")
         row = try_mode(here, mode, version, unpacked("sglang", version))
     for connection, outcome in (("offline", row.offline), ("online", row.online)):
         assert cells()[version, f"{mode.title}, {connection}"] == str(outcome or NO_ROW), outcome
@@ -63,12 +79,13 @@ def test_the_server_takes_what_was_warmed(version: str, mode: Mode, hub: HubFold
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("version", [version for version in RELEASES if version >= "0.5.20"])
 def test_a_server_does_not_find_what_is_built_at_another_pin_than_its_table_has(
-    version: str, hub: HubFolder, tmp_path: Path
+    version: str, hub: HubFolder, built: Path, tmp_path: Path
 ) -> None:
     """Offline it lacks its table's overlay, online it fetches that and builds; told the pins, it finds the tree."""
     other = bump_overlay_readme(server_matrix.copied_hub(hub, tmp_path / "hub"))
     flags = ("--for", f"sglang=={version}")
     with world(tmp_path / "world", other) as here:
+        shutil.copytree(built, here.root / "cache")
         write_registry(here.root / "registry.yaml", other)
         here.overlay("prewarm", MODEL, *flags, "-q")
         path = here.overlay("path", MODEL, *flags)
