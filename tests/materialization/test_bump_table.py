@@ -26,13 +26,12 @@ from support.bumps import (
     sha256_of,
     weights_of,
 )
+from support.checkpoints import wide_hub
 from support.hubs import client_of
 from support.models import VDN, options, vdn_registry
 
-import overlay.demo.checkpoint
 from overlay.cache.layout import CacheRoot
 from overlay.demo.checkpoint import write_hub
-from overlay.demo.presets import make_preset
 from overlay.demo.revisions import BUMPS, move_overlay, reshard_base
 from overlay.materialization.compare import compare
 from overlay.materialization.materialize import Materialization, materialize, plan
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from overlay.demo.checkpoint import HubFolder
-    from overlay.demo.presets import Preset
 
 # Blocks, and a shard limit that spreads a block over shards of which the default adapter has no pair in the last: so
 # that each row leaves something as it is.
@@ -91,28 +89,6 @@ class Start:
         return self._fresh[bump]
 
 
-def wide_preset(blocks: int) -> Preset:
-    """A quarter of the released widths: every weight is still many chunks and blocks, and the files are not gigabytes.
-
-    The released widths themselves are fused in ``test_memory``.
-    """
-    released = make_preset("release-dims", blocks)
-    wide = (
-        *("hidden_size", "num_attention_heads", "ffn_dim", "text_dim", "freq_dim"),
-        *("time_embed_hidden_dim", "time_embed_dim"),
-    )
-    return replace(
-        released,
-        name="wide",
-        transformer=released.transformer | {name: released.transformer[name] // 4 for name in wide},
-        video_vae=make_preset("tiny", blocks).video_vae,
-        audio_vae=make_preset("tiny", blocks).audio_vae,
-        text_encoder={name: size // 4 for name, size in released.text_encoder.items()},
-        rank=released.rank // 4,
-        narrow_rank=released.narrow_rank // 4,
-    )
-
-
 @pytest.fixture(
     scope="module",
     params=["tiny", pytest.param("wide", marks=[pytest.mark.slow, pytest.mark.timeout(900)])],
@@ -123,10 +99,9 @@ def start(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("bumps")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _descriptor: None)
-        if request.param == "wide":
-            patch.setattr(overlay.demo.checkpoint, "make_preset", lambda _name, blocks: wide_preset(blocks))
         try:
-            whole = write_hub(folder / "hub", preset=request.param, blocks=blocks, spec_name="adapter_config.json")
+            write = wide_hub if request.param == "wide" else write_hub
+            whole = write(folder / "hub", blocks=blocks, spec_name="adapter_config.json")
             hub = reshard_base(whole, limit)
             shutil.rmtree(whole.source_folder)
             bumps = {**BUMPS, RESHARD: lambda hub: reshard_base(hub, 2 * limit)}
