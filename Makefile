@@ -12,8 +12,11 @@ WHEEL := $$(echo dist/*.whl)
 NO_TORCH := click filelock huggingface_hub pydantic ruamel.yaml safetensors xxhash \
 	hypothesis jsonschema numpy pytest pytest-randomly pytest-timeout pytest-xdist
 
+# Two processes; neighbours share what a module made, and who is done takes work from the other.
+WORKERS := -n 2 --dist worksteal
+
 # Tests import the installed wheel; tests/conftest.py refuses the checkout.
-PYTEST := OVERLAY_TEST_INSTALLED=1 $(BIN)/pytest -n 2
+PYTEST := OVERLAY_TEST_INSTALLED=1 $(BIN)/pytest $(WORKERS)
 
 # Test modules are compiled once, not by every worker of every lane.
 unexport PYTHONDONTWRITEBYTECODE
@@ -61,7 +64,7 @@ test-slow: .venv/.installed-dev .servers/.fetched
 	$(PYTEST) -m 'slow and not gpu'
 
 test-no-torch: .venv-no-torch/.installed
-	OVERLAY_TEST_INSTALLED=1 .venv-no-torch/bin/pytest -n 2 -m 'no_torch and not slow'
+	OVERLAY_TEST_INSTALLED=1 .venv-no-torch/bin/pytest $(WORKERS) -m 'no_torch and not slow'
 
 format: .venv/.installed-dev
 	$(BIN)/ruff format
