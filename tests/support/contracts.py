@@ -27,9 +27,23 @@ __all__ = ["MODEL", "codes", "edit_json", "make_hub", "next_overlay", "next_sour
 MODEL = SOURCE_REPO
 
 
+_made: dict[str, tuple[HubFolder, dict[str, bytes]]] = {}
+
+
 def make_hub(root: Path, **options: Any) -> HubFolder:
-    """The tiny VDN-H3 repos, one block deep."""
-    return write_hub(root / "hub", **{"blocks": 1, **options})
+    """The tiny VDN-H3 repos, one block deep: made once a process, then written from memory."""
+    folder, key = root / "hub", repr(sorted(options.items()))
+    if key not in _made:
+        hub = write_hub(folder, **{"blocks": 1, **options})
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        _made[key] = hub, files
+        return hub
+    hub, files = _made[key]
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return replace(hub, root=folder)
 
 
 def next_source(hub: HubFolder, change: str) -> HubFolder:

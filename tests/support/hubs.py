@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import ssl
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -44,6 +46,10 @@ def shard(*names: str, nbytes: int = 16) -> bytes:
     return raw_file(json.dumps(entries), b"".join(bytes([i + 1]) * nbytes for i in range(len(names))))
 
 
+# Nothing here is encrypted, and reading the certificates takes longer than most tests.
+_default_context = functools.cache(ssl.create_default_context)
+
+
 @contextmanager
 def client_of(server: HubServer | str, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
     """Turn the client of this process to a server, with an empty cache, no token, and no waiting between tries."""
@@ -55,6 +61,7 @@ def client_of(server: HubServer | str, monkeypatch: pytest.MonkeyPatch, cache: P
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "HF_TOKEN_PATH", str(cache.parent / "token"))
         patch.setattr(client, "_in_trouble", set())
+        patch.setattr(ssl, "create_default_context", _default_context)
         patch.setattr(huggingface_hub.utils._http, "time", impatient)
         patch.setattr(huggingface_hub.file_download, "time", impatient)
         close_session()
