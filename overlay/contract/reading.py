@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from overlay.errors import BrokenInput, NotHere, OverlayError
-from overlay.formats.wording import some
+from overlay.formats.wording import named, shown, some
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -20,11 +20,9 @@ __all__ = [
     "folded_paths",
     "is_below",
     "is_broken",
-    "named",
     "pin_of",
     "said",
     "serve_instead",
-    "shown",
     "unless_broken",
 ]
 
@@ -34,7 +32,6 @@ T = TypeVar("T")
 MOST_DATA = 1000
 """Names that a finding's data lists at most; its message lists far fewer."""
 
-_LONGEST_NAME = 200
 _LONGEST_MESSAGE = 2000
 OF_THIS_HOST = {"not-cached", "offline", "revision-not-here", "damaged-in-hub-cache"}
 """Codes of errors that are about this host and not about what was published."""
@@ -64,25 +61,14 @@ def is_below(path: str, folder: str) -> bool:
     return not folder or path == folder or path.startswith(f"{folder}/")
 
 
-def shown(name: str) -> str:
-    """A name out of a repo for a message: on one line, without control characters, not endless."""
-    return _printable(name, _LONGEST_NAME)
-
-
 def said(error: OverlayError) -> str:
     """What a reader says of a file, likewise: it quotes names out of the file."""
-    return _printable(error.message, _LONGEST_MESSAGE)
+    return shown(error.message, _LONGEST_MESSAGE)
 
 
 def error_facts(error: OverlayError) -> dict[str, Any]:
     """A reader's code and data for a finding's data, no name in it endless."""
     return {"code": error.code, **{key: _cut(value) for key, value in error.data.items()}}
-
-
-def named(names: Iterable[str], limit: int = 5) -> str:
-    """The first of many names, each fit for a message, and how many more there are."""
-    names = list(names)
-    return some([*map(shown, names[:limit]), *names[limit:]], limit)
 
 
 def folded_paths(paths: Iterable[str], limit: int = 5) -> str:
@@ -118,11 +104,6 @@ def _shared(rows: Sequence[Sequence[str]], most: int) -> int:
     """How many parts all rows begin with, ``most`` at most."""
     columns = list(zip(*rows, strict=False))[:most]
     return next((number for number, parts in enumerate(columns) if len(set(parts)) > 1), len(columns))
-
-
-def _printable(text: str, longest: int) -> str:
-    cut = text if len(text) <= longest else f"{text[:longest]}…"
-    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def _cut(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["counted", "format_bytes", "iso_time", "parse_size", "some"]
+__all__ = ["counted", "format_bytes", "iso_time", "named", "parse_size", "shown", "some"]
 
 _UNITS = ("kB", "MB", "GB", "TB", "PB")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([a-z]*)", re.IGNORECASE)
@@ -23,6 +23,18 @@ def some(names: Iterable[str], limit: int = 3) -> str:
     names = list(names)
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def shown(text: str, longest: int = 200) -> str:
+    """A name out of a repo for a message: on one line, without control characters, not endless."""
+    cut = text if len(text) <= longest else f"{text[:longest]}…"
+    return cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
+
+
+def named(names: Iterable[str], limit: int = 5) -> str:
+    """The first of many names, each fit for a message, and how many more there are."""
+    names = list(names)
+    return some([*map(shown, names[:limit]), *names[limit:]], limit)
 
 
 def counted(number: int, noun: str) -> str:

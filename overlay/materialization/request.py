@@ -114,7 +114,7 @@ def resolved(model: str, registry: Registry, options: Options) -> Resolution:
     server = options.server
     resolution = resolve_model(model, registry, served=server is not None and server.name == "sglang")
     told = resolution.entry.server
-    if server is not None and server.with_override and told is not None and told.of_entry:
+    if server is not None and server.with_override and told is not None and told.by == "name":
         raise InvalidUsage(
             f"{model}: is the overlay itself, and a server that is given it takes nothing from an exported registry",
             code="option-conflict",

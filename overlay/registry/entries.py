@@ -217,14 +217,15 @@ class ServerSpec:
         overlay_revision: As written; ``main`` where an exported registry gives none, ``local`` for an overlay folder.
         source_revision: As written; None where it is not given.
         version: Release of sglang that is told; None for the newest that is known.
-        of_entry: Whether that is what the entry itself pins, as a server takes it; else somebody else said it.
+        by: How it knows that: its own ``table`` of models, where that has what the entry pins; the registry that is
+            exported for it (``export``); the ``name`` of the overlay, which it was given; or what a ``user`` said.
     """
 
     overlay_repo_id: str
     overlay_revision: str
     source_revision: str | None
     version: tuple[int, int, int] | None = None
-    of_entry: bool = False
+    by: Literal["table", "export", "name", "user"] = "user"
 
 
 @dataclass(frozen=True, slots=True)

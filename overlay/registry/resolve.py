@@ -146,7 +146,7 @@ def _direct_overlay(registry: Registry, model: str, folder: Path) -> Resolution:
 
 def _direct_overlay_repo(registry: Registry, entry: Entry, model: str) -> Resolution:
     """An overlay repo that a server is given by name: it is built as pinned, but the server asks for its main."""
-    told = ServerSpec(model, "main", None, of_entry=True)
+    told = ServerSpec(model, "main", None, by="name")
     note = f"a server looks at this location only when it is started with exactly --model-path {model}"
     return _resolution(registry, replace(entry, server=told), [note])
 

@@ -109,7 +109,7 @@ def test_absent_and_floating(world: World, document: Any, tmp_path: Path, monkey
     """The command that brings a model of which a repo has no commit says that it may, by path and by name."""
     registry = tmp_path / "registry.yaml"
     given = Path(os.environ["OVERLAY_REGISTRY"]).read_text()
-    registry.write_text(given.replace(f"revision: {world.hub.overlay}", "floating: nobody has looked"))
+    registry.write_text(given.replace(f"revision: {world.hub.source}", "floating: nobody has looked"))
     assert registry.read_text() != given
     monkeypatch.setenv("OVERLAY_REGISTRY", str(registry))
     monkeypatch.setenv("OVERLAY_CACHE_ROOT", str(tmp_path / "cache"))
@@ -117,6 +117,9 @@ def test_absent_and_floating(world: World, document: Any, tmp_path: Path, monkey
         error = document("error", "env", MODEL, "--for", "sglang", *words, status=3)["error"]
         assert error["hint"] == f"overlay prewarm {MODEL} {staged}--allow-floating --for sglang"
     assert document("resolve", "resolve", MODEL)["next"] == f"overlay prewarm {MODEL} --allow-floating"
+    registry.write_text(given.replace(f"revision: {world.hub.overlay}", "floating: nobody has looked"))
+    error = document("error", "env", MODEL, "--for", "sglang", "--by", "name", status=1)["error"]
+    assert error["code"] == "server-looks-elsewhere"  # by its table, which has a commit
 
 
 def test_flags_behind_the_command(world: World, capsys: pytest.CaptureFixture[str]) -> None:

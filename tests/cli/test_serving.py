@@ -112,6 +112,8 @@ def test_a_dropped_source_is_found_missing(world: Served, document: Callable[...
     assert run([*STAGE, "-q"]) == 0
     assert "server-finds" in found("--offline")
     assert notes() == []
+    world.set_main(VDN, "c" * 40)
+    assert found()["branch-elsewhere"]["message"] in notes()[0]
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,17 @@ def test_the_manifest_may_name_the_source(tmp_path: Path) -> None:
     hub = make_hub(tmp_path)
     edit_json(hub.overlay_folder / MANIFEST, lambda it: it.update(source_revision="5" * 40))
     subject = subject_of(hub, tmp_path)
-    assert "source-not-told" not in codes(findings_of(subject))
+    assert findings_of(subject, warmed=Warmed("/cache", frozenset({location_of(subject)}))) == []  # nor is it found
     assert "source-not-told" in codes(findings_of(subject, "sglang==0.5.21"))
+
+
+def test_a_folder_that_is_the_source_is_looked_up_nowhere(tmp_path: Path) -> None:
+    """Wherever main of its repo is, and whatever a server would ask for."""
+    subject = subject_of(make_hub(tmp_path), tmp_path)
+    Branch(MODEL, "main").create("6" * 40)
+    assert codes(findings_of(subject)) == ["branch-elsewhere", "source-not-told"]
+    resolution = replace(subject.inventory.resolution, source_folder=tmp_path)
+    assert findings_of(Subject(replace(subject.inventory, resolution=resolution))) == []
 
 
 @pytest.mark.parametrize(("commit", "expected"), [("6" * 40, ["branch-elsewhere"]), (None, []), ("", [])])
@@ -216,9 +225,14 @@ def test_a_branch_that_holds_anything(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Subject]]:
+def hub(tmp_path: Path) -> HubFolder:
+    """What is published."""
+    return make_hub(tmp_path)
+
+
+@pytest.fixture
+def served(hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Subject]]:
     """The model read through the Hub's client, with a cache of its own."""
-    hub = make_hub(tmp_path)
     entry = subject_of(hub, tmp_path).inventory.resolution
     with HubServer(hub.root) as server, client_of(server, monkeypatch, tmp_path / "hub-cache"):
 
@@ -312,6 +326,19 @@ def test_what_is_asked_for_before_is_not_there(served: Callable[[], Subject]) ->
     assert found().message.endswith(" in /cache, and what it asks for before that in the Hub cache")
     next(source.snapshot.rglob("*.safetensors")).resolve().write_bytes(b"")
     assert found().code == "source-not-staged"
+
+
+def test_a_required_file_that_no_pattern_brings(hub: HubFolder, served: Callable[[], Subject]) -> None:
+    """Such a server fetches all anew, and so does staging refuse it: only by path it is served."""
+    weights = "stage-b-step-2000/adapters/turbo/adapter_model.safetensors"
+    edit_json(hub.overlay_folder / MANIFEST, lambda it: it.update(required_source_files=[weights, "h3-base"]))
+    subject = served()
+    source: Any = subject.source
+    source.fetch(source.paths(), None)
+    Branch(MODEL, "main").create(source.revision)
+    [finding, _] = findings_of(subject, warmed=Warmed("/cache", frozenset({location_of(subject)})))
+    assert (finding.code, finding.fix) == ("source-not-staged", f"overlay env {MODEL} --for {NEWEST}")
+    assert [f"no {weights} among" in text for text in finding.data["lacks"]] == [True]
 
 
 def test_a_server_that_somebody_told_otherwise(tmp_path: Path) -> None:

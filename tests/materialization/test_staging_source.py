@@ -20,7 +20,7 @@ from support.served import SGLANG, Served, built_from_hub, contents, served
 from overlay.consumers.server import parse_server
 from overlay.consumers.sglang.asked import asked_of
 from overlay.demo.checkpoint import OVERLAY_REPO
-from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere
+from overlay.errors import BrokenInput, CannotWrite, CheckFailed, InvalidUsage, NotHere, OverlayError
 from overlay.formats.manifest import Manifest
 from overlay.hub.serving import Branch
 from overlay.materialization.materialize import materialize, plan
@@ -41,6 +41,7 @@ METADATA = ["*.json", "*.md", "*.py", "*.txt", "**/*.json", "**/*.md", "**/*.py"
 NEVER = ["*.onnx", "*.msgpack"]
 MANIFEST = "_overlay/overlay_manifest.json"
 OTHER = "c" * 40
+UNASKED = "stage-b-step-2000/adapters/turbo/adapter_model.safetensors"
 
 
 @pytest.fixture
@@ -180,7 +181,7 @@ def test_a_hub_cache_on_a_disk_of_its_own_must_have_the_room(own: Served, monkey
     monkeypatch.setattr(by_name, "_shares_filesystem", lambda _cache: False)
     work, staged = plan_by_name(VDN, own.options())
     needed = staged.nbytes + sum(item.size for item in work.missing)
-    monkeypatch.setattr(by_name, "free_room", lambda _path: needed - 1)
+    monkeypatch.setattr("overlay.materialization.survey.free_room", lambda _path: needed - 1)
     with pytest.raises(CannotWrite, match="to download") as caught:
         materialize_by_name(VDN, own.options())
     assert (caught.value.code, caught.value.data["needed"]) == ("no-room", needed)
@@ -218,15 +219,16 @@ def test_a_main_that_says_something_else_is_never_moved(own: Served, content: st
         materialize_by_name(VDN, own.options())
     error = caught.value
     assert (error.code, error.exit_status) == ("branch-elsewhere", 1)
-    assert error.message.startswith(f"{file}: says {content[:200]!r}, expected {own.hub.source}")
+    pin = f"{VDN}@{own.hub.source[:12]}"
+    assert error.message.startswith(f"{file} says {content[:40].strip() or 'nothing'}, and the entry pins {pin}: ")
     assert (error.data["where"], error.data["found"], error.data["expected"]) == (
         str(file),
         content[:200],
         own.hub.source,
     )
-    assert "sglang 0.5.23 asks for main" in error.message
+    assert error.message.endswith(f"without a connection sglang takes {VDN} from there")
     assert "--with-override" in str(error.hint)
-    assert str(error.hint).endswith(f"serve by path: overlay env {VDN} --for sglang==0.5.23")
+    assert str(error.hint).endswith(f"serve by path: overlay env {VDN} --for sglang")
     with pytest.raises(CheckFailed):
         plan_by_name(VDN, own.options())
     assert contents(file.parent) == before
@@ -485,30 +487,31 @@ def test_a_changed_file_of_the_overlay_is_brought_again_or_refused(world: Served
     assert file.read_bytes() == pristine
 
 
-def test_a_required_file_that_no_pattern_brings_is_refused(own: Served) -> None:
-    """A server would fetch the whole source again at each start; a folder may be required, too."""
-    weights = next(
-        path for path in paths_below(own.hub.source_folder) if path.startswith("stage-b") and "tensors" in path
-    )
-    edit_manifest(own.hub, required_source_files=["h3-base/transformer", "LICENSE", weights])
-    with pytest.raises(CheckFailed, match="stage-b-step-2000") as caught:
-        materialize_by_name(VDN, own.options())
-    assert (caught.value.code, caught.value.data["missing"]) == ("required-not-asked", [weights])
-    assert own.server.payload() == 0
-
-
-@pytest.mark.parametrize(("server", "refused"), [(SGLANG, True), (OVERRIDE, False), (NO_PIN, False)], ids=str)
-def test_another_commit_in_the_manifest_counts_where_the_server_takes_it(
-    own: Served, *, server: Any, refused: bool
+@pytest.mark.parametrize(
+    ("server", "name", "fields", "refused"),
+    [
+        (SGLANG, VDN, {"required_source_files": ["h3-base/transformer", "LICENSE", UNASKED]}, "required-not-asked"),
+        (SGLANG, VDN, {"source_revision": OTHER}, "source-revision-differs"),
+        (OVERRIDE, VDN, {"source_revision": OTHER}, None),  # it was told one itself
+        (NO_PIN, VDN, {"source_revision": OTHER}, None),  # and this passes none on
+        (SGLANG, OVERLAY_REPO, {"source_model_id": "org/other"}, "other-source-model"),
+    ],
+    ids=str,
+)
+def test_what_the_manifest_says_counts_where_the_server_goes_by_it(
+    own: Served, *, server: Any, name: str, fields: dict[str, Any], refused: str | None
 ) -> None:
-    """It does so where it was told none itself, and passes one on at all."""
-    edit_manifest(own.hub, source_revision=OTHER)
-    if not refused:
-        plan_by_name(VDN, own.options(server=server))
+    """A required file that no pattern brings, another commit, another model: none finds the directory, or all anew."""
+    edit_manifest(own.hub, **fields)
+    if refused is None:
+        plan_by_name(name, own.options(server=server))
         return
-    with pytest.raises(CheckFailed, match=OTHER) as caught:
-        plan_by_name(VDN, own.options(server=server))
-    assert caught.value.code == "source-revision-differs"
+    said = UNASKED if refused == "required-not-asked" else str(*fields.values())
+    with pytest.raises(OverlayError, match=said) as caught:
+        plan_by_name(name, own.options(server=server))
+    assert caught.value.code == refused
+    assert caught.value.data.get("missing", [UNASKED]) == [UNASKED]
+    assert own.server.payload() == 0
 
 
 def test_a_tag_in_the_manifest_is_made_to_lead_to_the_commit(own: Served) -> None:
@@ -548,19 +551,11 @@ def test_an_overlay_is_served_by_its_own_name(world: Served) -> None:
 def test_the_main_of_an_overlay_is_never_moved_either(world: Served) -> None:
     """The model's own name is the way out: its server asks for the commit."""
     world.set_main(OVERLAY_REPO, OTHER)
-    with pytest.raises(CheckFailed, match="builds by itself") as caught:
+    with pytest.raises(CheckFailed, match=f"sglang takes {OVERLAY_REPO} from there") as caught:
         materialize_by_name(OVERLAY_REPO, world.options())
     assert f"--model-path {VDN}; or" in str(caught.value.hint)
     materialize_by_name(VDN, world.options())
     assert world.main(OVERLAY_REPO).read_text() == OTHER
-
-
-def test_an_overlay_of_another_source_is_refused_by_its_own_name(own: Served) -> None:
-    """Its directory would have the name of the manifest's source."""
-    edit_manifest(own.hub, source_model_id="org/other")
-    with pytest.raises(BrokenInput, match="org/other") as caught:
-        plan_by_name(OVERLAY_REPO, own.options())
-    assert caught.value.code == "other-source-model"
 
 
 def test_an_exported_registry_means_nothing_to_a_server_that_is_given_an_overlay(world: Served) -> None:

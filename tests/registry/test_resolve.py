@@ -233,7 +233,7 @@ def test_a_server_takes_an_overlay_for_its_model(registry: Registry) -> None:
     """The pins are the entry's; the server was given the repo id and asks for its main."""
     entry = registry.entries[VDN]
     found = resolve("kevin-mi/VDN-H3-overlay", registry, served=True)
-    assert found.entry == replace(entry, server=ServerSpec("kevin-mi/VDN-H3-overlay", "main", None, of_entry=True))
+    assert found.entry == replace(entry, server=ServerSpec("kevin-mi/VDN-H3-overlay", "main", None, by="name"))
     assert found.notes[-1].endswith("--model-path kevin-mi/VDN-H3-overlay")
 
 

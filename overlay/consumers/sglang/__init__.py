@@ -5,7 +5,7 @@ from overlay.consumers.sglang.fingerprint import extra_files, overlay_fingerprin
 from overlay.consumers.sglang.identity import Identity, identity_of, location_name, marker_bytes
 from overlay.consumers.sglang.sources import source_at
 from overlay.consumers.sglang.table import BUILT_IN, BuiltIn, built_in
-from overlay.consumers.sglang.told import for_server, override_of
+from overlay.consumers.sglang.told import for_server, goes_by, override_of
 from overlay.consumers.sglang.versions import GRID_POINTS, NEWEST, OLDEST, STAGE, Release, release_of
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "built_in",
     "extra_files",
     "for_server",
+    "goes_by",
     "identity_of",
     "location_name",
     "marker_bytes",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from overlay.consumers.server import Server
     from overlay.registry import Entry
 
-__all__ = ["for_server", "override_of"]
+__all__ = ["for_server", "goes_by", "override_of"]
 
 
 def for_server(entry: Entry, server: Server | None) -> Entry:
@@ -36,8 +36,27 @@ def for_server(entry: Entry, server: Server | None) -> Entry:
         return replace(entry, server=replace(entry.server, version=release.version))
     row = built_in(release.version).get(entry.model)
     source = entry.source.revision if row and row.source_revision else None
-    spec = ServerSpec(entry.overlay.repo, entry.overlay.revision or "main", source, release.version, of_entry=True)
+    spec = ServerSpec(entry.overlay.repo, entry.overlay.revision or "main", source, release.version, by="table")
     return replace(entry, server=spec)
+
+
+def goes_by(entry: Entry) -> ServerSpec | None:
+    """What a server that is given the name goes by: another than ``entry.server`` where its own table is another.
+
+    Args:
+        entry: As :func:`for_server` returns it for an sglang.
+
+    Returns:
+        None where no server, or not this release, knows anything of the name.
+    """
+    told = entry.server
+    if told is None or told.by != "table":
+        return told
+    row = built_in(release_of(told.version).version).get(entry.model)
+    if row is None:
+        return None
+    pins = (row.overlay_repo_id, row.overlay_revision, row.source_revision)
+    return ServerSpec(*pins, told.version, by="table")
 
 
 def override_of(entry: Entry) -> ServerSpec:
@@ -48,4 +67,4 @@ def override_of(entry: Entry) -> ServerSpec:
     """
     if entry.overlay is None:
         raise ValueError(f"{entry.model} has no overlay, so there is nothing to tell a server")
-    return ServerSpec(entry.overlay.repo, entry.overlay.revision or "main", entry.source.revision, of_entry=True)
+    return ServerSpec(entry.overlay.repo, entry.overlay.revision or "main", entry.source.revision, by="export")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.contract.checks.base_files import compare, config_of, listed_digest, read_base, read_document
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_broken, named, pin_of, shown, unless_broken
+from overlay.contract.reading import MOST_DATA, is_broken, pin_of, unless_broken
 from overlay.errors import NotHere, OverlayError, Refused
 from overlay.formats.adapters.find import find_adapter
 from overlay.formats.adapters.keys import read_keys
 from overlay.formats.adapters.match import FLOATS, VDN_RENAME, Base
 from overlay.formats.adapters.peft import PeftConfig
-from overlay.formats.wording import counted
+from overlay.formats.wording import counted, named, shown
 from overlay.planning.fuse import base_tensors
 from overlay.registry import COMMIT, Pin, repo_id_problem
 

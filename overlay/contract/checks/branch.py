@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.contract.checks.base_files import config_of, read_base
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, error_facts, is_broken, named, said, shown
+from overlay.contract.reading import MOST_DATA, error_facts, is_broken, said
 from overlay.errors import NotHere, OverlayError
 from overlay.formats.vdn import linear_branch_shapes, read_linear_branch
-from overlay.formats.wording import counted
+from overlay.formats.wording import counted, named, shown
 from overlay.planning.vdn_h3 import ROPE_TENSOR
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, folded_paths, is_broken, named, pin_of, said, shown
+from overlay.contract.reading import MOST_DATA, folded_paths, is_broken, pin_of, said
 from overlay.contract.tree import carried_needs, made_by, tree_of
 from overlay.formats.files import PICKLES
 from overlay.formats.model_index import INDEX_NAMES
-from overlay.formats.wording import counted
+from overlay.formats.wording import counted, named, shown
 from overlay.planning.tree import component_problems, needs_weights
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.contract.finding import found
-from overlay.contract.reading import shown, unless_broken
+from overlay.contract.reading import unless_broken
+from overlay.formats.wording import shown
 from overlay.planning.location import overlay_identity
 from overlay.registry import LOCAL
 from overlay.registry.recipe_words import recipe_text

@@ -71,5 +71,5 @@ def _given(subject: Subject) -> str:
     resolution, told = subject.inventory.resolution, subject.entry.server
     if resolution.source_folder is not None:
         return str(resolution.source_folder)
-    is_direct = told is not None and (told.overlay_revision == LOCAL or told.of_entry)
+    is_direct = told is not None and (told.overlay_revision == LOCAL or told.by == "name")
     return told.overlay_repo_id if told is not None and is_direct else subject.entry.model

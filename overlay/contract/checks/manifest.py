@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, said, shown
+from overlay.contract.reading import is_broken, said
 from overlay.errors import OverlayError
 from overlay.formats.manifest import read_manifest
 from overlay.formats.model_index import INDEX_NAMES, read_model_index
 from overlay.formats.overlay_repo import MANIFEST_PATH
+from overlay.formats.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

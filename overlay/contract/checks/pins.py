@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, serve_instead, shown
+from overlay.contract.reading import is_broken, serve_instead
 from overlay.contract.scripts import KNOWN, known_for
 from overlay.errors import OverlayError
 from overlay.fingerprint import bytes_digest
 from overlay.formats.files import MAX_CHECKED_FILE
+from overlay.formats.wording import shown
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from overlay.contract.checks.manifest import MOST_MAPPINGS
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, folded_paths, is_below, named, pin_of, shown, unless_broken
+from overlay.contract.reading import MOST_DATA, folded_paths, is_below, pin_of, unless_broken
 from overlay.errors import BrokenInput, NotHere
 from overlay.formats.adapters.find import SPEC_NAMES, find_adapter
 from overlay.formats.manifest import FileMapping
+from overlay.formats.wording import named, shown
 from overlay.planning.mappings import select
 from overlay.planning.renames import Former, find_renames
 from overlay.planning.vdn_h3 import STAGES, small_files

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
 from overlay.consumers.sglang.asked import asked_of
-from overlay.consumers.staged import extra_in_snapshot
 from overlay.contract.checks.layout import check_layout
 from overlay.contract.checks.location import differences
 from overlay.contract.checks.look import Look, prewarm_fix
 from overlay.contract.checks.staged import check_staged
 from overlay.contract.finding import found
-from overlay.contract.reading import named, unless_broken
+from overlay.contract.reading import unless_broken
 from overlay.errors import NotHere, OverlayError, Refused
 from overlay.formats.manifest import read_manifest
-from overlay.formats.overlay_repo import is_metadata
-from overlay.hub import HubRepo
-from overlay.hub.lock_repo import LockRepo
-from overlay.hub.serving import Branch, require_unchanged
+from overlay.formats.wording import named
 from overlay.planning.location import overlay_identity
 from overlay.registry import COMMIT, LOCAL, Pin, ServerSpec
 
@@ -49,30 +44,23 @@ def check_server(
         open_other: Opens the overlay that the server's own table names, where the entry pins another.
     """
     entry, overlay, manifest = subject.entry, subject.inventory.overlay, subject.manifest
-    release = sglang.release_of(server.version)
-    row = sglang.built_in(release.version).get(entry.model)
     if entry.overlay is None and (of_layout := list(check_layout(subject, server))):
         yield from of_layout
         return
-    if entry.overlay is None or (row is None and entry.server is None and not server.with_override):
+    built = sglang.for_server(entry, server)
+    spec = sglang.goes_by(built)
+    if entry.overlay is None or spec is None:
         yield _unknown(entry, server)
         return
     if overlay is None or manifest is None:
         return  # the overlay cannot be read, which is said elsewhere
-    built = sglang.for_server(entry, server)
     here = Look(server, built, unless_broken(overlay_identity, built, overlay, manifest), manifest)
-    look, is_ours = here, True
-    if row is not None and entry.server is None and not server.with_override:
-        spec = ServerSpec(row.overlay_repo_id, row.overlay_revision, row.source_revision, release.version)
-        look = _by_table(subject, server, spec, open_other)
-        looks_elsewhere = list(_looks_elsewhere(entry, look, here))
-        yield from looks_elsewhere
-        is_ours = not looks_elsewhere
-    of_host = [*_not_warmed(subject, look, warmed), *_branches(entry, look), *_extras(entry, overlay, open_other)]
-    if is_ours and not of_host:
-        of_host += check_staged(subject, look, warmed, open_other)
-    yield from of_host
-    yield from _source_not_told(entry, look)
+    look = here if spec == built.server else _by_table(subject, server, spec, open_other)
+    if look is not here:
+        yield from _looks_elsewhere(entry, look, here)
+    yield from _not_warmed(subject, look, warmed)
+    yield from check_staged(subject, look, warmed, open_other, is_ours=look is here)
+    yield from _source_not_told(subject, look)
 
 
 def _by_table(subject: Subject, server: Server, spec: ServerSpec, open_other: Callable[[Pin], Repo]) -> Look:
@@ -118,8 +106,6 @@ def _looks_elsewhere(entry: Entry, look: Look, here: Look) -> Iterator[Finding]:
         theirs, fields = look.identity.location_name, (here.identity.fields, look.identity.fields)
     else:
         theirs, fields = "another directory", (_overlay_fields(here.told), _overlay_fields(look.told))
-    if fields[0] == fields[1]:
-        return
     why = differences(*fields, "{name} {after} instead of {before}")
     yield found(
         "server-looks-elsewhere",
@@ -158,9 +144,10 @@ def _not_warmed(subject: Subject, look: Look, warmed: Warmed) -> Iterator[Findin
     )
 
 
-def _source_not_told(entry: Entry, look: Look) -> Iterator[Finding]:
+def _source_not_told(subject: Subject, look: Look) -> Iterator[Finding]:
     """The server takes the source from wherever its branch stands, before it looks for the directory."""
-    if look.manifest is None or entry.source.revision in (None, LOCAL):
+    entry, is_given = subject.entry, subject.inventory.resolution.source_folder is not None
+    if look.manifest is None or is_given or entry.source.revision in (None, LOCAL):
         return
     asked = asked_of(look.told, look.manifest).source
     if COMMIT.fullmatch(asked):
@@ -181,55 +168,4 @@ def _source_not_told(entry: Entry, look: Look) -> Iterator[Finding]:
         server=str(look.server),
         asked=asked,
         pinned=entry.source.revision,
-    )
-
-
-def _branches(entry: Entry, look: Look) -> Iterator[Finding]:
-    """A branch that the server asks the Hub's cache for leads to another commit there than is pinned."""
-    if look.manifest is None:
-        return
-    asked = asked_of(look.told, look.manifest)
-    for pin, revision in ((entry.source, asked.source), (look.entry.overlay, asked.overlay)):
-        if pin is None or pin.revision in (None, LOCAL) or COMMIT.fullmatch(revision) or revision == LOCAL:
-            continue
-        branch = Branch(pin.repo, revision)
-        commit = branch.commit()
-        if commit in (None, pin.revision):
-            continue
-        yield found(
-            "branch-elsewhere",
-            entry,
-            f"{branch.file} says {named([str(commit)[:40]])}, and the entry pins {pin}: without a connection"
-            f" {look.server} takes {pin.repo} from there",
-            place=pin.place,
-            fix=f"overlay env {entry.model} --for {look.server}",
-            server=str(look.server),
-            file=str(branch.file),
-            commit=str(commit)[:40],
-            pinned=pin.revision,
-        )
-
-
-def _extras(entry: Entry, overlay: Repo, open_other: Callable[[Pin], Repo]) -> Iterator[Finding]:
-    """The overlay's snapshot holds more than a server would fetch: one on the same Hub cache hashes that, too.
-
-    A file that was changed there raises ``damaged-in-hub-cache``, where it is not fetched again.
-    """
-    if isinstance(overlay, LockRepo) and entry.overlay is not None:  # which knows nothing of this host
-        with suppress(NotHere):
-            overlay = open_other(entry.overlay)
-    if not isinstance(overlay, HubRepo):
-        return
-    require_unchanged(overlay, filter(is_metadata, overlay.paths()))
-    if not (extras := extra_in_snapshot(overlay)):
-        return
-    yield found(
-        "snapshot-extras",
-        entry,
-        f"{overlay.snapshot} holds more than a server fetches ({named(extras)}): one that finds them there looks for"
-        " another directory",
-        place=entry.overlay.place if entry.overlay else None,
-        fix=f"rm {' '.join(extras)} in that folder" if len(extras) <= 5 else f"rm -r {overlay.snapshot}",  # noqa: PLR2004
-        folder=str(overlay.snapshot),
-        files=list(extras),
     )

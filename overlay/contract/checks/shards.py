@@ -6,11 +6,11 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import MOST_DATA, is_below, is_broken, named, pin_of, said
+from overlay.contract.reading import MOST_DATA, is_below, is_broken, pin_of, said
 from overlay.contract.tree import carried_needs, tree_of
 from overlay.errors import OverlayError
 from overlay.formats.checkpoint import WEIGHTS_SUFFIX, read_checkpoint
-from overlay.formats.wording import counted
+from overlay.formats.wording import counted, named
 from overlay.planning.tree import weight_problems
 from overlay.planning.vdn_h3 import BASE
 

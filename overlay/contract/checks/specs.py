@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from overlay.contract.finding import found
-from overlay.contract.reading import is_broken, pin_of, said, shown, unless_broken
+from overlay.contract.reading import is_broken, pin_of, said, unless_broken
 from overlay.errors import OverlayError
 from overlay.formats.adapters import check_model_spec
 from overlay.formats.adapters.find import SPEC_NAMES, parse_description
 from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

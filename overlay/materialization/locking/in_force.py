@@ -88,7 +88,7 @@ def _locked(resolution: Resolution) -> LockedModel | None:
     """
     locked = locked_model(resolution.registry_path, resolution.model)
     server = resolution.entry.server
-    told = server is not None and not server.of_entry
+    told = server is not None and server.by == "user"
     return None if locked is None or (told and locked.differences(resolution.entry)) else locked
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from overlay.cache.disk import existing
 from overlay.cache.presence import building
+from overlay.consumers.staged import Elsewhere, Lacking
 from overlay.hub.hub_cache import hub_cache
 from overlay.hub.serving import complete_snapshot
 from overlay.materialization.materialize import materialize, plan
@@ -21,17 +22,14 @@ from overlay.materialization.request import DEFAULTS, Options, open_cache, resol
 from overlay.materialization.resolve import resolve
 from overlay.materialization.serving.asking import asking
 from overlay.materialization.serving.checks import (
-    elsewhere,
     no_overlay,
-    require_asked_commit,
+    refused,
     require_hub_cache,
     require_known,
     require_named_source,
-    require_no_extras,
-    require_required_files,
 )
 from overlay.materialization.survey import require_room_at
-from overlay.registry import load_registry
+from overlay.registry import Pin, load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,18 +99,19 @@ def materialize_by_name(
     done = materialize(model, options, phase=phase, on_wait=on_wait)
     if not all(part.is_complete for part in parts):
         with where_one_may(building(cache.root)):  # nobody drops these files meanwhile
-            _complete(parts, found.resolution.entry, phase)
+            _complete(parts, found.resolution.entry, options, phase)
     return done, staged
 
 
-def _complete(parts: Sequence[Part], entry: Entry, phase: Phase) -> None:
+def _complete(parts: Sequence[Part], entry: Entry, options: Options, phase: Phase) -> None:
     missing = _missing(parts)
     with phase("download", sum(missing.values())) if missing else nullcontext(None) as update:
         for part in parts:
             complete_snapshot(part.repo, part.paths, update)
     for part in parts:  # last, so that no branch leads to a snapshot that is not whole
         if part.branch and not part.branch.create(part.repo.revision):
-            raise elsewhere(part.branch, part.repo.revision, entry)
+            pin = Pin(part.repo.repo, part.repo.revision)
+            raise refused(Elsewhere(pin, part.branch, part.branch.commit()), entry, options)
 
 
 def _parts(model: str, options: Options) -> tuple[Part, ...]:
@@ -123,23 +122,12 @@ def _parts(model: str, options: Options) -> tuple[Part, ...]:
     if entry.overlay is None or options.server is None:
         raise no_overlay(model, options.server)
     require_known(model, resolution, options)
-    found = asking(resolution, options)
-    if found.overlay is not None:
-        require_named_source(entry, found.overlay.repo, found.manifest)
-        require_no_extras(found.overlay.repo, entry)
-    if found.source is not None:
-        require_required_files(found.source.repo, found.source.paths, found.asked, entry)
-    for part in found.parts:
-        _require_leading(part, entry)
-    return found.parts
-
-
-def _require_leading(part: Part, entry: Entry) -> None:
-    """Refuse what is asked for at another commit than the pinned one, and cannot be made to lead there."""
-    if part.branch is None:
-        require_asked_commit(part.repo, part.asked, entry)
-    elif part.branch.commit() not in (None, part.repo.revision):
-        raise elsewhere(part.branch, part.repo.revision, entry)
+    lookup = asking(resolution, options)
+    require_named_source(entry, lookup)
+    for obstacle in lookup.obstacles():
+        if not isinstance(obstacle, Lacking):
+            raise refused(obstacle, entry, options)
+    return lookup.parts
 
 
 def _missing(parts: Sequence[Part]) -> dict[tuple[str, str], int]:

@@ -7,33 +7,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.consumers import sglang
-from overlay.consumers.server import version_text
-from overlay.consumers.staged import extra_in_snapshot
+from overlay.consumers.staged import Elsewhere, Extras, NotAsked, OtherCommit
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage
 from overlay.formats.overlay_repo import MANIFEST_PATH
-from overlay.formats.wording import some
 from overlay.materialization.resolve import prewarm_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from overlay.consumers.server import Server
-    from overlay.consumers.sglang.asked import Asked
-    from overlay.formats.manifest import Manifest
-    from overlay.hub import HubRepo
-    from overlay.hub.serving import Branch
+    from overlay.consumers.staged import Lookup, Obstacle
     from overlay.materialization.request import Options
-    from overlay.registry import Entry, Resolution
+    from overlay.registry import Entry, Pin, Resolution
 
 __all__ = [
-    "elsewhere",
     "no_overlay",
-    "require_asked_commit",
+    "refused",
     "require_hub_cache",
     "require_known",
     "require_named_source",
-    "require_no_extras",
-    "require_required_files",
 ]
 
 _OVERRIDE = "add --with-override, here and to `overlay env`; or "
@@ -87,19 +77,15 @@ def require_known(model: str, resolution: Resolution, options: Options) -> None:
         CheckFailed: ``server-unknown`` or ``server-looks-elsewhere``.
     """
     entry, server = resolution.entry, options.server
-    told = entry.server
-    if told is None or server is None or not told.of_entry or _is_direct(entry) or server.with_override:
-        return  # it is told so by somebody, or needs to know nothing
-    row = sglang.built_in(sglang.release_of(told.version).version).get(entry.model)
-    ours = (told.overlay_repo_id, told.overlay_revision, told.source_revision)
-    theirs = (row.overlay_repo_id, row.overlay_revision, row.source_revision) if row else None
-    if theirs == ours:
+    row = sglang.goes_by(entry)
+    if server is None or row == entry.server:
         return
-    found = "@".join(filter(None, theirs[:2])) if theirs else "nothing"
-    why = ", and not the pinned commit of the source" if theirs and theirs[:2] == ours[:2] else ""
+    found = f"{row.overlay_repo_id}@{row.overlay_revision}" if row else "nothing"
+    other_source = entry.overlay and row and row.overlay_revision == entry.overlay.revision
+    why = ", and not the pinned commit of the source" if other_source else ""
     with_override = replace(options, server=replace(server, with_override=True))
     raise CheckFailed(
-        f"{entry.model}: {_server(entry)} has {found} built in for this name{why}, pinned is {entry.overlay}: it"
+        f"{entry.model}: {server} has {found} built in for this name{why}, pinned is {entry.overlay}: it"
         " does not look for what is built here, unless it is told the pins (--with-override) or given the directory",
         code="server-looks-elsewhere" if row else "server-unknown",
         hint=shlex.join(["overlay", *prewarm_words(model, resolution, with_override, by_name=True)]),
@@ -107,118 +93,77 @@ def require_known(model: str, resolution: Resolution, options: Options) -> None:
     )
 
 
-def elsewhere(branch: Branch, commit: str, entry: Entry) -> CheckFailed:
-    """The finding that a branch of the Hub's cache leads to another commit than the pinned one."""
-    found = branch.commit()
-    said = f"says {found!r}" if found is not None else "no file that can be read is there"
-    is_overlay = entry.overlay is not None and entry.overlay.repo == branch.repo
-    if is_overlay:
-        then = "takes the overlay's files there, looks in another directory, and builds by itself"
-        way = f"start it with --model-path {entry.model}; or " if _is_direct(entry) else _OVERRIDE
-    else:
-        then = "takes the source there, and fetches what is missing of it"
-        way = _OVERRIDE if _may_be_told_source(entry) else ""
-    return CheckFailed(
-        f"{branch.file}: {said}, expected {commit}, the pinned commit of {branch.repo}; {_server(entry)} asks "
-        f"for {branch.name}, {then}",
-        code="branch-elsewhere",
-        hint=f"{way}remove the file, if nobody needs what it says; or {_by_path(entry)}",
-        where=str(branch.file),
-        found=found,
-        expected=commit,
-        repo=branch.repo,
-        branch=branch.name,
-    )
-
-
-def require_asked_commit(repo: HubRepo, asked: str, entry: Entry) -> None:
-    """Refuse a source of which the server asks for another commit than the pinned one.
-
-    Raises:
-        CheckFailed: ``source-revision-differs``.
-    """
-    if asked != repo.revision:
-        raise CheckFailed(
-            f"{repo.repo}: pinned to {repo.revision}, but {_server(entry)} asks for {asked}, which is what it was told "
-            "or what the overlay's manifest says",
-            code="source-revision-differs",
-            hint=f"pin that commit in the registry, or {_by_path(entry)}",
-            repo=repo.repo,
-            asked=asked,
-            revision=repo.revision,
-        )
-
-
-def require_named_source(entry: Entry, overlay: HubRepo, manifest: Manifest) -> None:
+def require_named_source(entry: Entry, lookup: Lookup) -> None:
     """Refuse an overlay that is served by its own name and names another source than its entry is of.
 
     Raises:
         BrokenInput: ``other-source-model``.
     """
-    if _is_direct(entry) and manifest.source_model_id != entry.model:
-        where = overlay.where(MANIFEST_PATH)
+    named = lookup.manifest.source_model_id
+    if _is_direct(entry) and lookup.overlay is not None and named != entry.model:
+        where = lookup.overlay.where(MANIFEST_PATH)
         raise BrokenInput(
-            f"{where}: source_model_id is {manifest.source_model_id!r}, expected {entry.model}, whose overlay it is",
+            f"{where}: source_model_id is {named!r}, expected {entry.model}, whose overlay it is",
             code="other-source-model",
             hint=f"start the server with --model-path {entry.model}",
             where=where,
         )
 
 
-def require_no_extras(overlay: HubRepo, entry: Entry) -> None:
-    """Refuse a snapshot that holds more than a server fetches: it hashes all that it finds there.
-
-    Raises:
-        CheckFailed: ``snapshot-extras``.
-    """
-    if extras := extra_in_snapshot(overlay):
-        raise CheckFailed(
-            f"{overlay.snapshot}: holds more than a server fetches ({some(extras)}); one that finds them there looks in"
-            " another directory, and builds by itself",
-            code="snapshot-extras",
-            hint=f"remove them from there, or {_by_path(entry)}",
-            where=str(overlay.snapshot),
-            files=list(extras),
-        )
-
-
-def require_required_files(source: HubRepo, wanted: Collection[str], asked: Asked, entry: Entry) -> None:
-    """Refuse a source without the files that the manifest requires: a server fetches all of it anew, and gives up.
-
-    Raises:
-        CheckFailed: ``required-not-asked``.
-    """
-    below = {
-        "/".join(parts[:end]) for path in wanted for parts in [path.split("/")] for end in range(1, len(parts) + 1)
-    }
-    if missing := [path for path in asked.required if path not in below]:
-        raise CheckFailed(
-            f"{source.name}: no {some(missing)} among the files that a server asks for, but the overlay's manifest "
-            "requires them",
-            code="required-not-asked",
-            hint=f"pin a revision of the source that has them, or {_by_path(entry)}",
-            repo=source.repo,
-            missing=missing,
-        )
-
-
-def _by_path(entry: Entry) -> str:
-    version = entry.server.version if entry.server else None
-    server = f"sglang=={version_text(version)}" if version else "sglang"
-    return f"serve by path: {shlex.join(['overlay', 'env', entry.model, '--for', server])}"
-
-
-def _server(entry: Entry) -> str:
-    version = entry.server.version if entry.server else None
-    return f"sglang {version_text(version)}" if version else "sglang"
+def refused(obstacle: Obstacle, entry: Entry, options: Options) -> CheckFailed:
+    """The error that something keeps the server of these options from its directory, which staging does not mend."""
+    server = options.server
+    said = obstacle.said(server)
+    by_path = f"serve by path: {shlex.join(['overlay', 'env', entry.model, '--for', str(server)])}"
+    match obstacle:
+        case Extras(overlay, files):
+            return CheckFailed(
+                said,
+                code="snapshot-extras",
+                hint=f"remove them from there, or {by_path}",
+                where=str(overlay.snapshot),
+                files=list(files),
+            )
+        case NotAsked(source, missing):
+            return CheckFailed(
+                said,
+                code="required-not-asked",
+                hint=f"pin a revision of the source that has them, or {by_path}",
+                repo=source.repo,
+                missing=list(missing),
+            )
+        case OtherCommit(pin, asked):
+            return CheckFailed(
+                said,
+                code="source-revision-differs",
+                hint=f"pin that commit in the registry, or {by_path}",
+                repo=pin.repo,
+                asked=asked,
+                revision=pin.revision,
+            )
+        case Elsewhere(pin, branch, found):
+            return CheckFailed(
+                said,
+                code="branch-elsewhere",
+                hint=f"{_by_commit(entry, pin)}remove the file, if nobody needs what it says; or {by_path}",
+                where=str(branch.file),
+                found=found,
+                expected=pin.revision,
+                repo=branch.repo,
+                branch=branch.name,
+            )
+    raise ValueError(f"what staging mends is not refused: {said}")
 
 
-def _may_be_told_source(entry: Entry) -> bool:
-    """Whether this server, started another way, would ask for the commit itself."""
+def _by_commit(entry: Entry, pin: Pin) -> str:
+    """How this server is started so that it asks for the commit and not for a branch; empty where it never does."""
+    is_overlay = entry.overlay is not None and entry.overlay.repo == pin.repo
+    if _is_direct(entry):
+        return f"start it with --model-path {entry.model}; or " if is_overlay else ""
     release = sglang.release_of(entry.server.version if entry.server else None)
-    return release.hashes_source_revision and not _is_direct(entry)
+    return _OVERRIDE if is_overlay or release.hashes_source_revision else ""
 
 
 def _is_direct(entry: Entry) -> bool:
-    """Whether the server is given the overlay's name, so that it asks for its main; else it was told the pin."""
-    return entry.server is not None and entry.server.of_entry and entry.server.overlay_revision == "main"
+    """Whether the server is given the overlay's name, so that it asks for its main."""
+    return entry.server is not None and entry.server.by == "name"
