@@ -82,7 +82,7 @@ class Elsewhere:
 
     def said(self, server: object) -> str:
         """In words."""
-        says = "cannot be read" if self.found is None else f"says {shown(self.found[:40]) or 'nothing'}"
+        says = "is no file that can be read" if self.found is None else f"says {shown(self.found[:40]) or 'nothing'}"
         return (
             f"{self.branch.file} {says}, and the entry pins {self.pin}: without a connection {server} takes"
             f" {self.pin.repo} from there"
