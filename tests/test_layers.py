@@ -25,6 +25,7 @@ ORDER = (
     "upkeep",
     "fusion",
     "cache",
+    "store",
     "sandbox",
     "materialization",
     "demo",

@@ -22,6 +22,8 @@ SURFACE = {
     "overlay prewarm": "MODEL... --dry-run --only --allow-floating --allow-script --stage-source --drop-source "
     f"--link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay adopt": f"MODEL_OR_DIR --dry-run --allow-floating --link --lock-timeout {SERVER} {BUILD} {COMMON}",
+    "overlay push": f"MODEL... --store --anew --rule {SERVER} {COMMON}",
+    "overlay pull": f"MODEL... --store --dry-run --rule {SERVER} --lock-timeout {COMMON}",
     "overlay lease": f"MODEL [COMMAND]... --for --server --with-override --rule {COMMON}",
     "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",
     "overlay verify": f"MODEL_OR_DIR --level --rule {SERVER} {COMMON}",

@@ -31,6 +31,8 @@ from overlay.cli import (
     lease,
     lock,
     prewarm,
+    pull,
+    push,
     resolve,
     verify,
 )
@@ -69,6 +71,9 @@ DOCUMENTS: dict[str, type] = {
     "lock": lock.Locked,
     "outdated": _outdated.Outdated,
     "path": resolve.Place,
+    "pull": pull.Pulled,
+    "pull-dry-run": pull.PullPlan,
+    "push": push.Pushed,
     "prewarm": prewarm.Prewarmed,
     "prewarm-dry-run": prewarm.PrewarmPlan,
     "resolve": resolve.ResolvedModel,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.actions import read_entry
 from overlay.cache.disk import entries
+from overlay.cache.incoming import abandoned
 from overlay.cache.leases import ended_leases
 from overlay.cache.listing import FileInfo, Files, TreeInfo, files_under, find, locations_of, ls
 from overlay.cache.presence import builds_run, left_by_collectors
@@ -146,7 +147,12 @@ def _plan_gc(
     now = time.time()
     trees = ls(root)
     needed = wanted() if max_size is not None or max_age is not None else ()
-    unfinished = [*filter(is_abandoned, entries(root.staging)), *left_by_collectors(root), *_strays(root, now)]
+    unfinished = [
+        *filter(is_abandoned, entries(root.staging)),
+        *left_by_collectors(root),
+        *abandoned(root),
+        *_strays(root, now),
+    ]
     occupied = Files(files_under(root.own)).frees()
     doomed: list[TreeInfo] = []
     spared: dict[_Reason, list[TreeInfo]] = {}

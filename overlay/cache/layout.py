@@ -9,6 +9,7 @@
     .overlay/trees/<org>__<name>-<digest>/
     .overlay/quarantine/<tree>/         a tree whose output is not what a lock expects; no location leads to it
     .overlay/staging/<pid>-<start>-<place>-<random>/
+    .overlay/incoming/<algorithm>-<hex>.<random>    a file on its way in from a store
     .overlay/leases/<tree>/<pid>-<start>-<place>-until-<seconds>-<random>    a reader; "timed-until-…" has no process
     .overlay/pins/<tree>                what a user said must stay
     .overlay/collecting/                collectors at work, and what they took out
@@ -91,6 +92,11 @@ class CacheRoot:
     def staging(self) -> Path:
         """Unfinished work, a folder for each build."""
         return self.own / "staging"
+
+    @property
+    def incoming(self) -> Path:
+        """Files on their way in from a store, and what is left of those whose way was cut."""
+        return self.own / "incoming"
 
     @property
     def leases(self) -> Path:

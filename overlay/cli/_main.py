@@ -27,6 +27,8 @@ COMMANDS = (
     "lock",
     "prewarm",
     "adopt",
+    "push",
+    "pull",
     "lease",
     "fuse",
     "verify",

@@ -39,6 +39,7 @@ __all__ = [
     "server_flags",
     "server_options",
     "server_options_as",
+    "store_option",
 ]
 
 # At the start or after a colon, and nothing behind it.
@@ -195,6 +196,17 @@ lock_option = click.option(
     show_default=True,
     help="Wait so long while another process builds the same model; 0s: not at all.",
 )
+
+
+def store_option(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command ``--store``; it receives ``store``, a URL, or None where it is not required."""
+    return click.option(
+        "--store",
+        metavar="URL",
+        envvar="OVERLAY_STORE",
+        required=required,
+        help="A folder that hosts share, or s3://bucket/prefix, gs://…: what fsspec knows.  [env: OVERLAY_STORE]",
+    )
 
 
 def server_options_as(flag: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

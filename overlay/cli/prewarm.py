@@ -121,7 +121,7 @@ class PrewarmedModel:
     model: str
     path: str | None
     location: str | None
-    result: Literal["built", "reused", "adopted", "present"]
+    result: Literal["built", "reused", "adopted", "pulled", "present"]
     bytes_downloaded: int
     bytes_read: int
     bytes_written: int
@@ -241,7 +241,8 @@ def _require_droppable(models: tuple[str, ...], options: overlay.Options) -> Non
 def _dropped(output: Output, model: str, built: PrewarmedModel, options: overlay.Options) -> PrewarmedModel:
     from overlay.materialization.serving.dropping import drop_source
 
-    return replace(built, dropped=dropped_source(drop_source(model, options, on_wait=_waiting(model, output))))
+    dropped = drop_source(model, options, on_wait=_waiting(model, output))
+    return replace(built, dropped=dropped_source(dropped), notes=(*built.notes, *dropped.notes))
 
 
 def _prewarmed(output: Output, model: str, options: overlay.Options, *, stage: bool) -> PrewarmedModel:

@@ -18,6 +18,7 @@ from overlay.fingerprint.digests import (
 )
 from overlay.fingerprint.memo import DigestMemo
 from overlay.fingerprint.parts import blocks_of, digest_of_parts, file_digest, part_digest, parts_of
+from overlay.fingerprint.streams import StreamHasher, stream_hasher
 from overlay.fingerprint.tensors import Span, TensorHasher
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "DigestMemo",
     "Digests",
     "Span",
+    "StreamHasher",
     "TensorHasher",
     "action_key",
     "block_digest",
@@ -41,4 +43,5 @@ __all__ = [
     "part_digest",
     "parts_of",
     "safetensors_digest",
+    "stream_hasher",
 ]

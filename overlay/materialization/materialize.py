@@ -51,7 +51,8 @@ class Materialization:
         path: The published directory, links resolved; None with ``only``, which publishes nothing.
         location: Where the consumer looks.
         result: ``built``: something was made. ``reused``: every object was in the cache, a new tree was linked.
-            ``adopted``: another process published the same tree first. ``present``: there was nothing to do.
+            ``adopted``: another process published the same tree first. ``pulled``: it came from
+            a store. ``present``: there was nothing to do.
         counters: What was moved.
         seconds: From the call to its return.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Published", "Result", "Sealed", "publish", "quarantine", "seal", "where_one_may"]
 
-Result = Literal["built", "reused", "adopted", "present"]
+Result = Literal["built", "reused", "adopted", "pulled", "present"]
 
 
 @dataclass(frozen=True, slots=True)

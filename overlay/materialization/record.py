@@ -31,6 +31,7 @@ __all__ = [
     "RecordedRepo",
     "RecordedTensor",
     "carried_tensors",
+    "parse_record",
     "read_record",
     "record_bytes",
     "tree_name",
@@ -153,21 +154,41 @@ def read_record(folder: Path) -> Record | None:
     """
     path = folder / RECORD_NAME
     try:
-        document = parse_object(Folder(folder).read_bytes(RECORD_NAME, LARGEST_RECORD), str(path))
+        data = Folder(folder).read_bytes(RECORD_NAME, LARGEST_RECORD)
     except NotHere:
         return None
     except OverlayError as error:
-        raise BrokenInput(error.message, code="record-unreadable", hint=error.hint, path=str(path)) from error
+        raise _unreadable(error, str(path)) from error
+    return parse_record(data, str(path))
+
+
+def parse_record(data: bytes, where: str) -> Record:
+    """The record in these bytes.
+
+    Args:
+        where: Names them in messages.
+
+    Raises:
+        BrokenInput: They are not a record that this version reads.
+    """
+    try:
+        document = parse_object(data, where)
+    except OverlayError as error:
+        raise _unreadable(error, where) from error
     version = document.get("schema_version")
     try:
-        return _record(document, str(path))
+        return _record(document, where)
     except (TypeError, KeyError, AttributeError, BrokenInput) as error:
         raise BrokenInput(
-            f"{path}: not a record of schema {SCHEMA_VERSION} (found {str(version)[:80]!r})",
+            f"{where}: not a record of schema {SCHEMA_VERSION} (found {str(version)[:80]!r})",
             code="record-unreadable",
             hint="it was written by another version of this program, or edited",
-            path=str(path),
+            path=where,
         ) from error
+
+
+def _unreadable(error: OverlayError, where: str) -> BrokenInput:
+    return BrokenInput(error.message, code="record-unreadable", hint=error.hint, path=where)
 
 
 def _record(document: Mapping[str, Any], where: str) -> Record:

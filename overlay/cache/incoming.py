@@ -1,0 +1,93 @@
+"""Files on their way in from a store: kept when a transfer is cut, so that the next one goes on from there.
+
+Whoever goes on believes nothing that lies here: every chunk is proven before it is kept. So a file may change hands by
+a rename, whatever becomes of whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+from overlay.cache.disk import entries, make_folder, writing
+from overlay.cache.locks import try_flock
+from overlay.fingerprint import parse_digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from overlay.cache.layout import CacheRoot
+
+__all__ = ["abandoned", "incoming"]
+
+# Seconds. Of a writer on another host no lock may be seen; it writes all the time, though.
+_SILENCE = 24 * 3600.0
+
+
+@contextmanager
+def incoming(root: CacheRoot, digest: str) -> Iterator[Path]:
+    """A file of ours to bring this content into, with what an earlier transfer left of it, which may be anything.
+
+    It stays when the context ends, unless it was moved away.
+
+    Raises:
+        CannotWrite: The filesystem refused.
+    """
+    name = "-".join(parse_digest(digest))
+    make_folder(root.incoming, root, durable=False)
+    mine = root.incoming / f"{name}.{os.urandom(6).hex()}"
+    with writing(root, "open an incoming file"):
+        descriptor = _left_over(root, name, mine)
+        if descriptor is None:
+            descriptor = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+            try_flock(descriptor)
+    try:
+        yield mine
+    finally:
+        os.close(descriptor)
+
+
+def _left_over(root: CacheRoot, name: str, mine: Path) -> int | None:
+    """Take a file over that an earlier transfer left; its descriptor, which holds the lock."""
+    for left in entries(root.incoming):
+        if left.name.startswith(f"{name}.") and (descriptor := _lock(left, os.O_RDWR)) is not None:
+            with suppress(FileNotFoundError):  # another one was first
+                left.rename(mine)
+                return descriptor
+            os.close(descriptor)
+    return None
+
+
+def abandoned(root: CacheRoot) -> list[Path]:
+    """Incoming files that nobody writes any more, and that nobody came back for within a day."""
+    now = time.time()
+    return [path for path in entries(root.incoming) if _is_free(path) and now - _written(path) > _SILENCE]
+
+
+def _is_free(path: Path) -> bool:
+    descriptor = _lock(path, os.O_RDONLY)
+    if descriptor is not None:
+        os.close(descriptor)
+    return descriptor is not None
+
+
+def _lock(path: Path, access: int) -> int | None:
+    """Open a file unless a process that can be seen from here writes it."""
+    try:
+        descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if try_flock(descriptor) is False:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _written(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return time.time()
