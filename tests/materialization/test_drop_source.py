@@ -15,6 +15,7 @@ from support.children import in_child
 from support.models import VDN
 from support.served import Served, built_from_hub, contents
 
+from overlay.cache import presence
 from overlay.cache.presence import building
 from overlay.cache.store import Cache
 from overlay.demo.checkpoint import NEEDS_REPO, NEEDS_REVISION, OVERLAY_REPO
@@ -42,6 +43,11 @@ def world(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def commits(world: Served) -> tuple[str, ...]:
     """What is dropped, as it is named."""
     return (f"{NEEDS_REPO}@{NEEDS_REVISION}", f"{VDN}@{world.hub.source}")
+
+
+def untouched(world: Served) -> dict[str, tuple[int, int, str]]:
+    """All of the Hub's cache but its locks."""
+    return {path: what for path, what in contents(world.cache).items() if not path.startswith(".locks")}
 
 
 def inodes(*folders: Path) -> dict[tuple[int, int], tuple[int, int]]:
@@ -192,11 +198,11 @@ def test_a_blob_in_the_shared_store_goes_with_its_last_repo(world: Served, *, al
 
 def test_a_build_at_work_is_not_robbed(world: Served) -> None:
     """Any build of this cache root: it may read the same source."""
-    before = contents(world.cache)
+    before = untouched(world)
     with building(Cache.open(world.folder / "root", create=False).root), pytest.raises(TryAgain) as caught:
         drop_source(VDN, world.options(server=None))
     assert (caught.value.code, caught.value.exit_status) == ("build-at-work", 5)
-    assert contents(world.cache) == before
+    assert untouched(world) == before
     drop_source(VDN, world.options(server=None))
 
 
@@ -288,15 +294,15 @@ def test_the_source_of_a_damaged_tree_is_kept(world: Served) -> None:
 
 def test_a_tree_that_is_not_whole_afterwards_is_said_to_be(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no way back, so it is looked at."""
-    look = hub_dropping.look
+    drop = hub_dropping.drop
 
-    def robbing(commits: Any, *rest: Any) -> Any:
+    def robbing(commits: Any, *rest: Any, **named: Any) -> Any:
         tree = resolve(VDN, world.options(server=None)).state.tree
         assert tree is not None
         (tree / "README.md").unlink()
-        return look(commits, *rest)
+        return drop(commits, *rest, **named)
 
-    monkeypatch.setattr(hub_dropping, "look", robbing)
+    monkeypatch.setattr(hub_dropping, "drop", robbing)
     with pytest.raises(BrokenInput, match=r"README\.md") as caught:
         drop_source(VDN, world.options(server=None))
     assert caught.value.code == "tree-damaged"
@@ -369,13 +375,13 @@ def test_what_something_else_links_to_is_not_dropped(world: Served, by: str) -> 
     link.symlink_to(os.path.relpath(blob, folder))
     if by.startswith("a repo that"):
         (folder / "broken").symlink_to("nowhere")
-    before = contents(world.cache)
+    before = untouched(world)
     for function in (plan_drop, drop_source):
         with pytest.raises(BrokenInput) as caught:
             function(VDN, world.options(server=None))
         assert caught.value.code == "hub-cache-unclear"
         assert str(link) in caught.value.message
-    assert contents(world.cache) == before
+    assert untouched(world) == before
 
 
 def test_a_link_over_two_steps_is_found(world: Served) -> None:
@@ -390,35 +396,42 @@ def test_a_link_over_two_steps_is_found(world: Served) -> None:
         drop_source(VDN, world.options(server=None))
 
 
-@pytest.mark.parametrize("place", ["sgl", "snapshots/deep", "blobs/deep", "."])
+@pytest.mark.parametrize("place", ["sgl", "snapshots/{commit}/deep", "blobs/deep", "."])
 def test_a_cache_root_inside_the_sources_folder_stays(world: Served, place: str) -> None:
-    """With the tree in it; however deep it lies."""
-    root = world.storage(VDN) / place
-    if place == "snapshots/deep":
-        root = snapshot(world) / "deep"
-    options = world.options(server=None, cache_root=root)
+    """With the tree in it, however deep it lies; only where it would go with the commit, that stays, too."""
+    options = world.options(server=None, cache_root=world.storage(VDN) / place.format(commit=world.hub.source))
     done = materialize(VDN, options)
-    with pytest.raises(BrokenInput) as caught:
-        drop_source(VDN, options)
-    assert caught.value.code == "hub-cache-unclear"
+    if "{commit}" in place:
+        with pytest.raises(BrokenInput) as caught:
+            drop_source(VDN, options)
+        assert caught.value.code == "hub-cache-unclear"
+    else:
+        assert drop_source(VDN, options).commits == commits(world)
     assert done.location is not None
     assert verify(done.location).ok
-    assert snapshot(world).is_dir()
+    assert snapshot(world).is_dir() is ("{commit}" in place)
 
 
-@pytest.mark.parametrize(
-    "place", ["mine/notes.txt", "notes.txt", "snapshots/{commit}/notes.txt", "blobs/mine/notes.txt", "snapshots/x"]
-)
-def test_a_file_of_somebodys_own_is_not_taken_along(world: Served, place: str) -> None:
-    """It is named."""
+@pytest.mark.parametrize("place", ["snapshots/{commit}/notes.txt", "snapshots/x"])
+def test_a_file_of_somebodys_own_keeps_the_commit_that_it_lies_in(world: Served, place: str) -> None:
+    """It is named; in the place of a commit, the client passes over the whole repo."""
     mine = world.storage(VDN) / place.format(commit=world.hub.source)
-    mine.parent.mkdir(exist_ok=True)
     mine.write_text("mine")
     with pytest.raises(BrokenInput) as caught:
         drop_source(VDN, world.options(server=None))
     assert caught.value.code == "hub-cache-unclear"
     assert mine.read_text() == "mine"
     assert world.storage(NEEDS_REPO).exists()
+
+
+@pytest.mark.parametrize("place", ["mine/notes.txt", "notes.txt", "blobs/mine/notes.txt"])
+def test_a_file_of_somebodys_own_beside_the_commit_stays(world: Served, place: str) -> None:
+    """The source goes all the same."""
+    mine = world.storage(VDN) / place
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    assert drop_source(VDN, world.options(server=None)).commits == commits(world)
+    assert [path for path in world.storage(VDN).rglob("*") if path.is_file()] == [mine]
 
 
 def test_a_commit_that_lies_elsewhere_is_left_to_its_owner(world: Served, tmp_path: Path) -> None:
@@ -498,24 +511,32 @@ def test_a_blob_that_somebody_fetches_for_another_commit_stays(world: Served) ->
     assert contents(world.storage(VDN)) == before
 
 
-@pytest.mark.parametrize("came", ["snapshots/" + OTHER, "blobs/x.incomplete"])
-def test_what_comes_between_look_and_removal_is_put_back(
-    world: Served, monkeypatch: pytest.MonkeyPatch, came: str
-) -> None:
-    """Another commit, or a download that begins."""
-    own = hub_dropping.require_writable
+def test_a_drop_that_was_stopped_for_long_puts_all_back(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build may not have waited for it; the collector is asked before each move."""
+    before = {path: what[0::2] for path, what in untouched(world).items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(presence, "_PATIENCE", 0.0)
+        with pytest.raises(TryAgain) as caught:
+            drop_source(VDN, world.options(server=None))
+    assert caught.value.code == "collector-stopped"
+    assert {path: what[0::2] for path, what in untouched(world).items()} == before
 
-    def begin(going: Any) -> None:
-        own(going)
-        (going.folder / came).mkdir(parents=True, exist_ok=True)
 
-    monkeypatch.setattr(hub_dropping, "require_writable", begin)
-    with pytest.raises(TryAgain) as caught:
-        drop_source(VDN, world.options(server=None))
-    assert caught.value.code == "download-unfinished"
-    assert snapshot(world).is_dir() or not world.storage(NEEDS_REPO).exists()
-    assert (world.storage(NEEDS_REPO) / came).is_dir()
-    assert not list(world.cache.glob("*overlay-dropping*"))
+def test_nobody_waits_for_the_removal(world: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build begins while the bytes go."""
+    root = Cache.open(world.folder / "root", create=False).root
+    strategy = type(scan_cache_dir(world.cache).delete_revisions())
+    execute = strategy.execute
+    turns: list[Path] = []
+
+    def removing(self: Any) -> None:
+        turns.extend(root.collecting.iterdir())
+        with building(root):
+            execute(self)
+
+    monkeypatch.setattr(strategy, "execute", removing)
+    assert drop_source(VDN, world.options(server=None)).commits == commits(world)
+    assert turns == []
 
 
 @pytest.mark.parametrize("another_commit", [False, True])
@@ -525,7 +546,7 @@ def test_a_removal_that_the_system_refuses_changes_nothing_and_says_it_once(
     """Known before, by the modes; or found half way, and put back."""
     if another_commit:
         second_commit(world, without="h3-base/audio_vae/config.json")
-    before = contents(world.cache)
+    before = untouched(world)
     with monkeypatch.context() as patch:
         patch.setattr(os, "access", lambda path, _mode: Path(path).name != "snapshots")
         with pytest.raises(CannotWrite) as caught:
@@ -541,7 +562,7 @@ def test_a_removal_that_the_system_refuses_changes_nothing_and_says_it_once(
     monkeypatch.setattr(Path, "rename", refuse)
     with pytest.raises(CannotWrite):
         drop_source(VDN, world.options(server=None))
-    assert {path: what[0::2] for path, what in contents(world.cache).items()} == {
+    assert {path: what[0::2] for path, what in untouched(world).items()} == {
         path: what[0::2] for path, what in before.items()
     }
     assert caplog.records == []

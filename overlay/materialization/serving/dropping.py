@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,10 @@ from overlay.materialization.resolve import build_words, resolve
 from overlay.materialization.verify import quick_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
-    from overlay.cache import Cache
+    from overlay.cache.layout import CacheRoot
     from overlay.hub.dropping import Drop
     from overlay.materialization.resolve import Resolved
     from overlay.registry import Entry
@@ -33,11 +34,13 @@ class Dropped:
         commits: ``org/name@commit`` of the source and of the needs, as far as they were there.
         removed: Bytes of the files that lost their name there.
         freed: Those of them that the disk got back; the others have another name, mostly in the cache itself.
+        notes: Sentences about what earlier drops left there.
     """
 
     commits: tuple[str, ...]
     removed: int
     freed: int
+    notes: tuple[str, ...] = ()
 
 
 def plan_drop(model: str, options: Options = DEFAULTS) -> Dropped:
@@ -46,24 +49,28 @@ def plan_drop(model: str, options: Options = DEFAULTS) -> Dropped:
     Raises:
         OverlayError: As :func:`drop_source`, but that the model is not here.
     """
+    from overlay.hub.dropping import look  # the network stack, only where something is dropped
+
     found = require_source_of_hub(model, options)
     pins = _pins(found.resolution.entry, found.state.tree if found.state.name == "present" else None)
-    return _result(_look(pins, open_cache(options, create=False)))
+    return _result(look(_commits(pins), open_cache(options, create=False).root.locations))
 
 
 def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[str], None] | None = None) -> Dropped:
     """Take the source and the needs of a model that is here out of the Hub's cache, at the commits it was built of.
 
-    The overlay's small files stay, and so does whatever else is there. No build of this cache root is robbed; those of
-    other roots on the same Hub cache are not seen.
+    The overlay's small files stay, and so does whatever else is there. What anybody begins to use meanwhile is put
+    back. No build of this cache root is robbed; those of other roots on the same Hub cache are not seen.
 
     Raises:
         NotHere: The model is not here, or not whole.
         InvalidUsage: A folder takes the place of the source.
-        TryAgain: A build is at work, or a download of one of the repos is not finished.
+        TryAgain: A build or another drop is at work, or somebody downloads one of the repos.
         BrokenInput: The Hub's cache is not what its client makes, or something that stays needs what would go.
         CannotWrite: The system refuses.
     """
+    from overlay.hub.dropping import drop
+
     found = require_source_of_hub(model, options)
     state, cache = found.state, open_cache(options, create=False)
     if state.name != "present" or state.tree is None or state.location is None:
@@ -73,19 +80,16 @@ def drop_source(model: str, options: Options = DEFAULTS, *, on_wait: Callable[[s
             hint=shlex.join(["overlay", *build_words(model, found, options)]),
             model=model,
         )
-    lock = cache.lock(state.location.name, timeout=options.lock_timeout, on_wait=on_wait)
-    with lock, collecting(cache.root):  # a build that starts now waits, and then sees what is gone
-        if builds_run(cache.root):
-            raise TryAgain(
-                f"{cache.root.path}: another process builds, perhaps from the same source",
-                code="build-at-work",
-                hint="run the same command again when it is done",
-                where=str(cache.root.path),
-            )
-        drop = _look(_pins(found.resolution.entry, state.tree), cache)
-        drop.execute()
+    with cache.lock(state.location.name, timeout=options.lock_timeout, on_wait=on_wait):
+        dropped = drop(
+            _commits(_pins(found.resolution.entry, state.tree)),
+            cache.root.locations,
+            _turn(cache.root),
+            timeout=options.lock_timeout,
+            on_wait=on_wait,
+        )
     _require_intact(state.tree)
-    return _result(drop)
+    return _result(dropped)
 
 
 def require_source_of_hub(model: str, options: Options) -> Resolved:
@@ -115,19 +119,36 @@ def _pins(entry: Entry, tree: Path | None) -> Iterable[tuple[str, str | None]]:
     return [(pin.repo, pin.revision) for pin in (entry.source, *(need.pin for need in entry.needs))]
 
 
-def _look(pins: Iterable[tuple[str, str | None]], cache: Cache) -> Drop:
-    from overlay.hub.dropping import look  # the network stack, only where something is dropped
+def _commits(pins: Iterable[tuple[str, str | None]]) -> dict[str, set[str]]:
     from overlay.registry import COMMIT
 
     commits: dict[str, set[str]] = {}
     for repo, revision in pins:
         if revision is not None and COMMIT.fullmatch(revision):  # a folder has none
             commits.setdefault(repo, set()).add(revision)
-    return look(commits, cache.root.path, cache.root.locations)
+    return commits
+
+
+@contextmanager
+def _turn(root: CacheRoot) -> Iterator[Callable[[], None]]:
+    """A build that starts now waits, and then sees what is gone; where one is at work already, nothing goes."""
+    with collecting(root) as step:
+        if builds_run(root):
+            raise TryAgain(
+                f"{root.path}: another process builds, perhaps from the same source",
+                code="build-at-work",
+                hint="run the same command again when it is done",
+                where=str(root.path),
+            )
+        yield step
 
 
 def _result(drop: Drop) -> Dropped:
-    return Dropped(drop.commits, drop.removed, drop.freed)
+    notes = (
+        f"{folder}: left by an earlier drop; it could be neither put back nor removed: ls -ld {folder}"
+        for folder in drop.left
+    )
+    return Dropped(drop.commits, drop.removed, drop.freed, tuple(notes))
 
 
 def _require_intact(tree: Path) -> None:
