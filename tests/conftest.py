@@ -49,7 +49,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     Where torch is not installed, files without a no_torch test may import it at their top. Files without a slow test
     only take time: most of them are.
     """
-    wanted = "no_torch" if _WITHOUT_TORCH else "slow" if config.option.markexpr.startswith("slow") else ""
+    chosen = config.option.markexpr
+    only_slow = (chosen == "slow" or chosen.startswith("slow and ")) and " or " not in chosen
+    wanted = "no_torch" if _WITHOUT_TORCH else "slow" if only_slow else ""
     if wanted and collection_path.name.startswith("test_"):
         return wanted not in collection_path.read_text() or None
     return None
