@@ -6,6 +6,7 @@ import importlib.util
 import ipaddress
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -37,6 +38,10 @@ _WITHOUT_TORCH = importlib.util.find_spec("torch") is None
 # A deadline a test of its own: on a loaded machine the slowest example of hundreds says nothing.
 hypothesis.settings.register_profile("overlay", deadline=None)
 hypothesis.settings.load_profile("overlay")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it puts into the background so, and then no program that a test starts could be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if os.environ.get("OVERLAY_TEST_INSTALLED"):
     # `make test` tests the wheel; the checkout must not stand in for a file that the wheel lacks.
