@@ -39,9 +39,10 @@ _WITHOUT_TORCH = importlib.util.find_spec("torch") is None
 hypothesis.settings.register_profile("overlay", deadline=None)
 hypothesis.settings.load_profile("overlay")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts what it puts into the background so, and then no program that a test starts could be interrupted.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell, and nohup, start what goes into the background with these ignored, and so would all that tests start.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 if os.environ.get("OVERLAY_TEST_INSTALLED"):
     # `make test` tests the wheel; the checkout must not stand in for a file that the wheel lacks.

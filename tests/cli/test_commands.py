@@ -137,6 +137,17 @@ def test_dry_run_as_text(world: World, capsys: pytest.CaptureFixture[str], tmp_p
     assert "default 12 pairs" in out
 
 
+def test_push_and_pull(world: World, document: Any, tmp_path: Path) -> None:
+    """What one host offers, another one takes."""
+    store, root = str(tmp_path / "store"), str(tmp_path / "root")
+    (pushed,) = document("push", "push", MODEL, "--store", store)["models"]
+    (planned,) = document("pull-dry-run", "pull", MODEL, "--store", store, "--dry-run", "--cache-root", root)["models"]
+    (pulled,) = document("pull", "pull", MODEL, "--store", store, "--cache-root", root)["models"]
+    assert pushed["size"] == pushed["bytes_sent"] == planned["size"]
+    assert pulled["result"] == "pulled"
+    assert Path(pulled["path"]).name == pushed["tree"] == planned["tree"]
+
+
 def test_prewarm_again(world: World, document: Any) -> None:
     """Doing it again does nothing."""
     (done,) = document("prewarm", "prewarm", MODEL)["models"]

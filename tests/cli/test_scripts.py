@@ -108,7 +108,8 @@ def test_what_a_script_printed_is_shown_where_asked_for(work: Path, capsys: pyte
         path = job.overlay_dir / "_overlay/materialize.py"
         frames = f'Traceback (most recent call last):\n  File "{path}", line 7, in materialize\n'
         output = f"began\n{frames}ValueError: no luck\nreally none\n"
-        raise BrokenInput(f"{path}: really none", code="script-failed", where=str(path), status=91, output=output)
+        raised = f"{path}: line 7: ValueError: no luck"
+        raise BrokenInput(raised, code="script-failed", where=str(path), status=91, output=output)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("overlay.sandbox.run", fail)
