@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.actions import read_entry
 from overlay.cache.disk import entries
+from overlay.cache.generations import for_rollback, without_subject
 from overlay.cache.incoming import abandoned
 from overlay.cache.leases import ended_leases
 from overlay.cache.listing import FileInfo, Files, TreeInfo, files_under, find, locations_of, ls
 from overlay.cache.presence import builds_run, left_by_collectors
+from overlay.cache.readers import find_readers
 from overlay.cache.removal import Kept, Removal, carry_out
 from overlay.cache.staging import is_abandoned
 from overlay.cache.verified import without_tree
@@ -30,14 +32,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from overlay.cache.layout import CacheRoot
+    from overlay.cache.readers import Readers
 
 __all__ = ["gc", "plan_rm", "rm", "unreferenced"]
 
 # Seconds: what is so young may belong to a build that cannot be seen from here.
 GRACE = 3600.0
+# Of each model, so that one can go back from a generation that turns out to be bad.
+LAST_GENERATIONS = 2
 _ATTEMPTS = 9
 
-_Reason = Literal["leased", "pinned", "registry", "young"]
+_Reason = Literal["leased", "pinned", "rollback", "registry", "open", "young"]
 
 
 def rm(root: CacheRoot, targets: Sequence[str], *, leased: bool = False, dry_run: bool = False) -> Removal:
@@ -46,20 +51,20 @@ def rm(root: CacheRoot, targets: Sequence[str], *, leased: bool = False, dry_run
     Args:
         root: The cache root.
         targets: Locations, trees, models, or paths of the first two.
-        leased: Also what readers hold leases on: their files vanish from under them.
+        leased: Also what readers hold leases on, or have open: its files vanish from under them.
         dry_run: Only say what would go.
 
     Raises:
         NotHere: A target names nothing.
         CannotWrite: A tree is pinned, or the filesystem refused.
-        TryAgain: A reader holds a lease on a tree.
+        TryAgain: A reader holds a lease on a tree, or has files of it open.
     """
 
     def plan() -> Removal:
         removal, doomed = _plan_rm(root, targets)
         for tree in doomed:
             _require_free(tree, leased=leased)
-        return removal
+        return removal if leased else _require_closed(removal, doomed)
 
     return plan() if dry_run else _carry_out(root, plan, leased=leased)
 
@@ -109,6 +114,23 @@ def _require_free(tree: TreeInfo, *, leased: bool) -> None:
         )
 
 
+def _require_closed(removal: Removal, doomed: Collection[TreeInfo]) -> Removal:
+    """Refuse what processes have open; with a note where it cannot be told of all of them."""
+    if not doomed:
+        return removal
+    readers = find_readers(doomed)
+    if readers.of:
+        path, found = next(iter(readers.of.items()))
+        raise TryAgain(
+            f"{path}: open in {', '.join(map(str, found))}, without a lease",
+            code="tree-open",
+            hint="stop that process, or take its files from under it with --leased",
+            path=str(path),
+            pids=[reader.pid for reader in found],
+        )
+    return replace(removal, notes=(*removal.notes, readers.note)) if readers.note else removal
+
+
 def gc(
     root: CacheRoot,
     *,
@@ -120,8 +142,8 @@ def gc(
     """Collect abandoned staging, and objects and action entries that no tree needs; under a limit, trees too.
 
     Trees in quarantine go first, then superseded ones, then those that a location points to, and of each kind the least
-    recently used first. What readers hold leases on, what a user pinned, what a registry wants and what is younger than
-    an hour stays in spite of them.
+    recently used first. In spite of them stays what readers hold leases on or have open, what a user pinned, the last
+    two generations of each model, what a registry wants, and what is younger than an hour.
 
     Args:
         root: The cache root.
@@ -153,6 +175,8 @@ def _plan_gc(
         *abandoned(root),
         *_strays(root, now),
     ]
+    last = for_rollback(root, trees, LAST_GENERATIONS)
+    readers: Readers | None = None
     occupied = Files(files_under(root.own)).frees()
     doomed: list[TreeInfo] = []
     spared: dict[_Reason, list[TreeInfo]] = {}
@@ -161,7 +185,11 @@ def _plan_gc(
         big = max_size is not None and occupied - _frees(root, trees, doomed, unfinished) > max_size
         if not old and not big:
             continue
-        if reason := _reason_to_stay(tree, needed, now):
+        reason = _reason_to_stay(tree, last, needed, now)
+        if reason is None:
+            readers = readers or find_readers(trees)  # once, and only where something is about to go
+            reason = "open" if tree.path in readers.of else None
+        if reason:
             spared.setdefault(reason, []).append(tree)
         else:
             doomed.append(tree)
@@ -174,19 +202,26 @@ def _plan_gc(
     dangling = [name for name, target in locations_of(root).items() if target is None]
     locations = [root.location(name) for name in pointing + dangling]
     removal = replace(_plan(root, locations, doomed, objects, unfinished, kept), ended=tuple(ended_leases(root)))
+    if readers is not None:
+        held = [
+            f"{tree.name} is open in {', '.join(map(str, readers.of[tree.path]))}" for tree in spared.get("open", ())
+        ]
+        removal = replace(removal, notes=(*removal.notes, *held, *filter(None, [readers.note])))
     if max_size is not None and (left := occupied - removal.frees) > max_size:
         over = f"{format_bytes(left)} stay, more than the limit of {format_bytes(max_size)}"
         removal = replace(removal, notes=(*removal.notes, over))
     return removal
 
 
-def _reason_to_stay(tree: TreeInfo, wanted: Collection[str], now: float) -> _Reason | None:
+def _reason_to_stay(tree: TreeInfo, last: Collection[str], wanted: Collection[str], now: float) -> _Reason | None:
     if tree.leases:
         return "leased"
     if tree.pin is not None:
         return "pinned"
-    if tree.name in wanted and not tree.in_quarantine:
+    if not tree.in_quarantine and tree.name in wanted:
         return "registry"
+    if not tree.in_quarantine and tree.name in last:
+        return "rollback"
     return "young" if now - tree.created <= GRACE else None
 
 
@@ -284,11 +319,12 @@ def _is_idle(root: CacheRoot, path: Path, going: Collection[Path]) -> bool:
 
 
 def _strays(root: CacheRoot, now: float) -> list[Path]:
-    """Temporary files that a killed writer left beside the file it meant to replace; notes on trees that are gone."""
-    folders = (root.own, root.locks, root.digests, root.pins, *entries(root.leases), *entries(root.actions))
+    """Temporary files that a killed writer left beside the file it meant to replace; notes on what is gone."""
+    plain = (root.own, root.locks, root.digests, root.pins, root.rolled_back)
+    folders = (*plain, *entries(root.leases), *entries(root.actions))
     hidden = (path for folder in folders for path in entries(folder) if path.name.startswith("."))
     left = [path for path in hidden if path.suffix == ".tmp" and now - _changed(path) > GRACE]
-    return left + without_tree(root)
+    return left + without_tree(root) + without_subject(root)
 
 
 def _changed(path: Path) -> float:

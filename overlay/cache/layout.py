@@ -14,6 +14,8 @@
     .overlay/pins/<tree>                what a user said must stay
     .overlay/collecting/                collectors at work, and what they took out
     .overlay/verified/<tree>.json       when it was last read and found to be sound
+    .overlay/current/<tree>             empty; its time is when a location last came to lead to the tree
+    .overlay/rolled_back/<location>.json    that a user rolled the location back
     .overlay/contents/<2 hex>/<hex>     small files and headers of locked repos, for checks without a connection
     .overlay/locks/  .overlay/digests/
 """
@@ -112,6 +114,16 @@ class CacheRoot:
     def verified(self) -> Path:
         """Notes on trees that were found to be sound."""
         return self.own / "verified"
+
+    @property
+    def current(self) -> Path:
+        """When which tree became current."""
+        return self.own / "current"
+
+    @property
+    def rolled_back(self) -> Path:
+        """Which locations a user rolled back."""
+        return self.own / "rolled_back"
 
     @property
     def collecting(self) -> Path:

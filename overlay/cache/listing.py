@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 import time
@@ -19,7 +20,7 @@ from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest
 from overlay.formats.folders import files_below
 from overlay.formats.local import read_small_file
-from overlay.formats.materialized import LARGEST_RECORD, RECORD_NAME
+from overlay.formats.materialized import LARGEST_RECORD, MARKER_NAME, RECORD_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -58,8 +59,10 @@ class TreeInfo:
         locations: Names of the locations that point to it; none for a superseded generation.
         size: Bytes of its files, each inode once.
         created: When it was published, in seconds since the epoch.
+        current_since: When it last became the current one of its model, in seconds since the epoch; else ``created``.
         last_used: Now under a lease; else the last read of a weight file as far as the filesystem notes it (relatime:
             within a day), when a lease was taken or given back, the last swing of a location, or ``created``.
+        generation: What it was made of and what came out, what only one consumer looks at aside.
         digests: Digests of its files by its record: these objects belong to it.
         files: Its files.
         leases: Who reads it.
@@ -73,7 +76,9 @@ class TreeInfo:
     locations: tuple[str, ...]
     size: int
     created: float
+    current_since: float
     last_used: float
+    generation: str
     digests: frozenset[str]
     files: tuple[FileInfo, ...]
     leases: tuple[Lease, ...]
@@ -193,7 +198,9 @@ def _tree(root: CacheRoot, path: Path, locations: list[str], held: tuple[Lease, 
         locations=tuple(sorted(locations)),
         size=Files(files).size(),
         created=created,
+        current_since=_time(root.current / path.name, "st_mtime") or created,
         last_used=max([created, reads, *uses, *swings]),
+        generation=_generation(record),
         digests=_digests(record.get("outputs")),
         files=files,
         leases=held,
@@ -209,6 +216,14 @@ def _record(tree: Path) -> Mapping[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _generation(record: Mapping[str, Any]) -> str:
+    outputs = record.get("outputs")
+    files = [item for item in outputs if isinstance(item, dict)] if isinstance(outputs, list) else []
+    content = [[str(item.get("path")), str(item.get("digest"))] for item in files if item.get("path") != MARKER_NAME]
+    made_of = [record.get(key) for key in ("pins", "recipe", "rule")]
+    return hashlib.sha256(json.dumps([made_of, sorted(content)], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _digests(outputs: Any) -> frozenset[str]:

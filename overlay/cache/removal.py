@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.disk import fsync, writing
+from overlay.cache.generations import forget_current
 from overlay.cache.leases import leases, sweep
 from overlay.cache.listing import locations_of
 from overlay.cache.pins import pins
@@ -35,14 +36,15 @@ class Kept:
     """What could go but for one reason.
 
     Attributes:
-        why: ``leased``: readers hold leases. ``pinned``: a user did. ``registry``: it is what a registry pins today.
-            ``young``: of less than an hour. ``build``: a build is running that may use it.
+        why: ``leased``: readers hold leases. ``pinned``: a user did. ``rollback``: it is of the last two generations of
+            its model, or of a rollback. ``registry``: it is what a registry pins today. ``open``: a process has files
+            of it open, without a lease. ``young``: of less than an hour. ``build``: a build is running that may use it.
         names: Of the trees; none for objects.
         size: Bytes, each inode once.
     """
 
     what: Literal["tree", "object"]
-    why: Literal["leased", "pinned", "registry", "young", "build"]
+    why: Literal["leased", "pinned", "rollback", "registry", "open", "young", "build"]
     count: int
     names: tuple[str, ...]
     size: int
@@ -101,6 +103,8 @@ def carry_out(root: CacheRoot, removal: Removal, *, leased: bool = False) -> boo
     for path in removal.trees:
         sweep(root, path.name)
         forget_verified(root, path)
+        if path.parent == root.trees:
+            forget_current(root, path.name)
     return True
 
 

@@ -14,6 +14,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from overlay.cache.disk import fsync, make_folder, writing
+from overlay.cache.generations import became_current
 from overlay.cache.kept import name_to_keep
 from overlay.cache.staging import staging
 from overlay.cache.trees import check_locations, link_text, location_target, swing_location
@@ -129,6 +130,7 @@ def replace_folder(
         except BaseException:
             _put_back(root, location, old, aside)
             raise
+    became_current(root, tree)
     if os.path.lexists(aside):
         notes.append(f"{aside}: what is left of the server's folder could not be removed; its owner may: rm -r {aside}")
     return location

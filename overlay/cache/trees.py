@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.disk import fsync, make_folder, share_with_group, writing
+from overlay.cache.generations import became_current, forget_rollback
 from overlay.cache.layout import checked_name
 from overlay.cache.locks import lock
 from overlay.cache.staging import staging
@@ -36,6 +37,7 @@ __all__ = [
     "link_text",
     "location_target",
     "move_aside",
+    "point_location",
     "publish_tree",
     "quarantine_tree",
     "swing_location",
@@ -176,6 +178,18 @@ def check_locations(root: CacheRoot) -> None:
 
 
 def swing_location(root: CacheRoot, name: str, tree: str) -> Path:
+    """Make a location point to a tree, which is the current one from now on.
+
+    Raises:
+        CannotWrite: As :func:`check_location`, or the filesystem refused.
+    """
+    location = point_location(root, name, tree)
+    became_current(root, tree)
+    forget_rollback(root, name)
+    return location
+
+
+def point_location(root: CacheRoot, name: str, tree: str) -> Path:
     """Make a location point to a tree, in one step; nothing is written where it does already.
 
     Raises:

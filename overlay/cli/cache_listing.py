@@ -88,23 +88,25 @@ class CacheDetails:
 @click.command("ls")
 @common_options
 def list_models(common: Common) -> None:
-    """List what is materialized: size, last use, location."""
+    """List what is materialized: which generation, size, last use, location."""
     from overlay.cache import choose_root
     from overlay.cache.collecting import unreferenced
+    from overlay.cache.generations import standings
     from overlay.cache.kept import kept_folders
     from overlay.cache.listing import Files, ls
 
     root = choose_root(common.cache_root, os.environ)
     trees = ls(root)
-    models = tuple(map(CachedModel.of, trees))
+    standing = standings(root, trees)
+    models = tuple(CachedModel.of(tree, standing) for tree in trees)
     unused = Files(unreferenced(root, trees)).size()
     listing = CacheListing(str(root.path), root.decided_by, models, unused, kept_folders(root))
 
     def text() -> Iterator[str]:
         yield f"{listing.root}  (from {listing.decided_by})"
-        rows = [["MODEL", "SIZE", "USED", "KEPT", "LOCATION"], *map(_row, models)] if models else []
-        if not any(row[3] for row in rows[1:]):
-            rows = [[*row[:3], row[4]] for row in rows]
+        rows = [["MODEL", "GENERATION", "SIZE", "USED", "KEPT", "LOCATION"], *map(_row, models)] if models else []
+        if not any(row[4] for row in rows[1:]):
+            rows = [[*row[:4], row[5]] for row in rows]
         yield from columns(rows) or ["  nothing is materialized here"]
         if listing.unused:
             yield f"  {format_bytes(listing.unused)} of objects wait for a run that uses them, or for overlay cache gc"
@@ -123,6 +125,8 @@ def info(common: Common, target: str) -> None:
     """
     from overlay.cache import choose_root
     from overlay.cache.collecting import plan_rm
+    from overlay.cache.generations import standings
+    from overlay.cache.listing import ls
     from overlay.cache.verified import last_verified
 
     root = choose_root(common.cache_root, os.environ)
@@ -132,7 +136,7 @@ def info(common: Common, target: str) -> None:
     claimed = record.claimed if record and verified is None else ()
     details = CacheDetails(
         root=str(root.path),
-        materialization=CachedModel.of(tree),
+        materialization=CachedModel.of(tree, standings(root, ls(root))),
         files=len(tree.files),
         frees=removal.frees,
         held_outside=removal.held_outside,
@@ -161,6 +165,8 @@ def _details_text(found: CacheDetails) -> Iterator[str]:
     rows = [["directory", model.path]]
     nowhere = "not what the lock expects, so in quarantine" if model.in_quarantine else "a superseded generation"
     rows += [["location", name] for name in model.locations] or [["location", f"none: {nowhere}"]]
+    if model.generation:
+        rows.append(["generation", model.generation])
     rows += [["from", pin] for pin in found.pins]
     if found.rule:
         rows.append(["rule", found.rule])
@@ -208,4 +214,4 @@ def _row(model: CachedModel) -> list[str]:
     name = model.model or style(f"{model.tree} (record unreadable)", "bad")
     nowhere = style(f"quarantine: {model.tree}", "warn") if model.in_quarantine else style("superseded", "dim")
     where = ", ".join(model.locations) or nowhere
-    return [name, format_bytes(model.size), format_age(age), _kept(model), where]
+    return [name, model.generation or "", format_bytes(model.size), format_age(age), _kept(model), where]

@@ -25,7 +25,9 @@ __all__ = ["Removed", "gc", "rm"]
 _WHY = {
     "leased": "leased",
     "pinned": "pinned",
+    "rollback": "one of the last two of its model",
     "registry": "named by a registry",
+    "open": "open in a process without a lease",
     "young": "younger than an hour",
     "build": "a build is running",
 }
@@ -60,13 +62,15 @@ class Removed:
 
 @click.command(short_help="Remove models, and the objects that only they use.")
 @click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
-@click.option("--leased", is_flag=True, help="Also what readers hold leases on: it vanishes from under them.")
+@click.option(
+    "--leased", is_flag=True, help="Also what readers hold leases on or have open: it vanishes from under them."
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @common_options
 def rm(common: Common, targets: tuple[str, ...], leased: bool, dry_run: bool) -> None:
     """Remove models, locations or trees, and the objects that only they use.
 
-    What is pinned, and what a reader holds a lease on, is refused.
+    What is pinned, and what a reader holds a lease on or has open, is refused.
     """
     from overlay.cache import choose_root
     from overlay.cache.collecting import rm
@@ -84,7 +88,8 @@ def rm(common: Common, targets: tuple[str, ...], leased: bool, dry_run: bool) ->
 def gc(common: Common, max_size: int | None, max_age: int | None, also: tuple[Path, ...], dry_run: bool) -> None:
     """Collect what a killed run left, and objects that nothing needs; with a limit, also materializations.
 
-    What is leased or pinned stays, and what the registry in force pins today. Superseded generations go first.
+    What is leased, pinned or open stays, what the registry in force pins today, and the last two generations of each
+    model. Superseded generations go first.
     """
     from overlay.cache import choose_root
     from overlay.cache.collecting import gc

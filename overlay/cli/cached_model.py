@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from overlay.formats.wording import format_bytes, iso_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
+    from overlay.cache.generations import Standing
     from overlay.cache.kept import KeptFolder
     from overlay.cache.leases import Lease
     from overlay.cache.listing import TreeInfo
@@ -89,6 +91,9 @@ class CachedModel:
         leases: Who reads it; what is leased is not collected.
         pin: Who wants it kept; null where nobody does.
         in_quarantine: It was not published, because its output is not what the lock expects.
+        generation: What it is to its model: ``current``: the one that was published last, or that a user rolled back
+            to. ``previous``: what a rollback goes to from there. ``rolled-back``: what was published later than the
+            current one. Null where that is not known.
     """
 
     model: str | None
@@ -101,9 +106,10 @@ class CachedModel:
     leases: tuple[HeldLease, ...]
     pin: TreePin | None
     in_quarantine: bool
+    generation: Literal["current", "previous", "older", "rolled-back"] | None
 
     @classmethod
-    def of(cls, tree: TreeInfo) -> Self:
+    def of(cls, tree: TreeInfo, standings: Mapping[Path, Standing]) -> Self:
         """A tree as it is printed."""
         return cls(
             tree.model,
@@ -116,4 +122,5 @@ class CachedModel:
             tuple(map(HeldLease.of, tree.leases)),
             TreePin.of(tree.pin) if tree.pin else None,
             tree.in_quarantine,
+            standings.get(tree.path),
         )

@@ -37,3 +37,9 @@ def plain_folder() -> Iterator[Path]:
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)
     shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept_for_a_rollback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one tree or two, a collector would have nothing to do; tests/cache/test_generations.py is about the rule."""
+    monkeypatch.setattr("overlay.cache.collecting.LAST_GENERATIONS", 0)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 def _old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything counts as older than the grace period."""
     monkeypatch.setattr("overlay.cache.collecting.GRACE", -1.0)
+    monkeypatch.setattr("overlay.cache.collecting.LAST_GENERATIONS", 0)
 
 
 def test_a_model_stays_while_it_is_read(built: Built) -> None:
