@@ -8,6 +8,7 @@ linked to from elsewhere.
 from __future__ import annotations
 
 import os
+import re
 import stat
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ __all__ = [
 
 _LITTER = {".DS_Store", "Thumbs.db", "desktop.ini"}
 """Of file managers; the client passes over them, too."""
+_BLOB = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+"""How the Hub's client names a blob. One that no commit has goes, too; a file of another name is somebody's own."""
 _LISTS = ("trees", ".no_exist")
 """Folders of what the client knows of commits: the listing of one, and what it lacks."""
 
@@ -89,7 +92,7 @@ def going_of(name: str, wanted: Collection[str], folder: Path, scan: HFCacheInfo
     kept = {file.blob_path for found in others for file in found.files}
     blobs = {file.blob_path for found in gone for file in found.files}
     if not unfinished_in(folder):  # else somebody may be downloading what no commit has
-        blobs |= set(_entries(folder / "blobs"))
+        blobs |= {path for path in _entries(folder / "blobs") if _BLOB.fullmatch(path.name)}
     blobs = {path for path in blobs - kept if path.parent == folder / "blobs" and path.is_file()}
     if not gone and not blobs:
         return None

@@ -106,6 +106,15 @@ def once(what: Callable[[], object], which: Callable[[Path, Path], bool]) -> Cal
     return happens
 
 
+def test_files_of_others_stay(store: Store) -> None:
+    """Among the blobs, too: the client names those by their digests, and one that no commit has goes with them."""
+    for name in ("mine.bin", "notes", "A" * 40, "a" * 39):
+        store.write(f"blobs/{name}", "mine")
+    store.write(f"blobs/{'a' * 64}", "of no commit")
+    store.drop()
+    assert set(store.files()) == {f"blobs/{name}" for name in ("mine.bin", "notes", "A" * 40, "a" * 39)}
+
+
 @pytest.mark.parametrize("another", [False, True])
 def test_what_was_seen_goes_and_nothing_else(store: Store, *, another: bool) -> None:
     """Also what the client knows of the commit; the other commit stays whole."""

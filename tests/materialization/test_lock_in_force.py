@@ -16,12 +16,14 @@ from support.hubs import client_of
 from support.locks import lock_of, write_lock
 from support.models import VDN, options
 
+from overlay.consumers.server import parse_server
 from overlay.demo.checkpoint import NEEDS_REPO, OVERLAY_REPO
 from overlay.errors import BrokenInput, InvalidRegistry, OverlayError
 from overlay.materialization.locking.in_force import lock_in_force, lock_state
 from overlay.materialization.locking.lock import lock
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.resolve import resolve
+from overlay.materialization.verify import verify
 from overlay.registry import load_registry
 from overlay.registry.load import locked_model
 
@@ -245,6 +247,17 @@ def test_what_a_servers_variable_says_is_in_no_lock(
     state, in_force = lock_state(resolution), lock_in_force(resolution)
     assert state is not None
     assert (state.name, in_force is None) == (("current", False) if revision == "same" else ("none", True))
+
+
+@pytest.mark.parametrize("server", ["sglang", "sglang==0.5.10", "sglang==0.5.23"])
+def test_the_output_of_every_server_is_as_the_lock_expects(built: Built, document: dict[str, Any], server: str) -> None:
+    """What a server is told enters its marker alone, which none reads: the weights are those of the lock."""
+    chosen = replace(built.options(), server=replace(parse_server(server), with_override=True))
+    write_lock(VDN, chosen, document)
+    done = materialize(VDN, chosen)
+    assert done.path is not None
+    assert done.path.name != shared_build.tree.name
+    assert verify(done.path, registry=load_registry(chosen.registry)).ok
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from overlay.cache.trees import check_location, check_locations
 from overlay.errors import CheckFailed, InvalidUsage, NotHere, OverlayError
 from overlay.formats.local import explain_os_error
 from overlay.formats.manifest import read_manifest
-from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.tree_files import is_hidden
 from overlay.formats.wording import some
 from overlay.materialization.adoption.compare import compare_computed, compare_known, compare_left_out, compare_small
@@ -323,7 +322,7 @@ def _require_expected(run: FoundFolder, made: Made) -> None:
     """
     if run.in_force is None or run.expected is None:
         return
-    differing = deviations(run.expected, made.files, whole=True, but={MARKER_NAME, *run.absent})
+    differing = deviations(run.expected, made.files, whole=True, but=run.absent)
     if differing:
         raise CheckFailed(
             f"{run.in_force.path}: the output of {run.plan.model} is not as expected in "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from overlay.errors import CannotWrite, CheckFailed
-from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.os_errors import MAY_NOT_WRITE
 from overlay.formats.wording import counted, some
 from overlay.materialization.locking.deviations import build_again, deviations, drop_deviating
@@ -44,14 +43,14 @@ def enforced(
     expected = lock.locked.expected if lock else None
     if lock is None or expected is None or why_not_comparable(expected, job.options.rule):
         return work, made, None
-    whole, but = not job.options.only, _beside_content(lock, job)
-    deviating = deviations(expected, made.files, whole=whole, but=but)
+    whole = not job.options.only
+    deviating = deviations(expected, made.files, whole=whole)
     if not deviating:
         return work, made, None
     rebuilt, kept = None, None
     try:
         work, made, rebuilt = build_again(job, work, made, deviating)
-        deviating = deviations(expected, made.files, whole=whole, but=but)
+        deviating = deviations(expected, made.files, whole=whole)
         if not deviating:
             return work, made, rebuilt
         kept = quarantine(work, made, job.cache, seal(work, made, rebuilt))
@@ -60,13 +59,6 @@ def enforced(
         if error.code not in MAY_NOT_WRITE:  # on a root that may not be written, the answer is no all the same
             raise
     raise _refusal(lock, job, work, deviating, rebuilt, kept)
-
-
-def _beside_content(lock: LockInForce, job: Job) -> frozenset[str]:
-    """Output paths that are not compared: a server's marker names the source's commit, which a folder has not."""
-    source = job.inventory.source
-    at_the_commit = source.revision == lock.locked.repos[source.repo].revision
-    return frozenset() if at_the_commit else frozenset({MARKER_NAME})
 
 
 def _refusal(
