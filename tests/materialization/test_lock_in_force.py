@@ -250,7 +250,9 @@ def test_what_a_servers_variable_says_is_in_no_lock(
 
 
 @pytest.mark.parametrize("server", ["sglang", "sglang==0.5.10", "sglang==0.5.23"])
-def test_the_output_of_every_server_is_as_the_lock_expects(built: Built, document: dict[str, Any], server: str) -> None:
+def test_the_output_of_every_server_is_as_the_lock_expects(
+    shared_build: Built, built: Built, document: dict[str, Any], server: str
+) -> None:
     """What a server is told enters its marker alone, which none reads: the weights are those of the lock."""
     chosen = replace(built.options(), server=replace(parse_server(server), with_override=True))
     write_lock(VDN, chosen, document)
