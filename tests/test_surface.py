@@ -25,6 +25,7 @@ SURFACE = {
     "overlay push": f"MODEL... --store --anew --rule {SERVER} {COMMON}",
     "overlay pull": f"MODEL... --store --dry-run --rule {SERVER} --lock-timeout {COMMON}",
     "overlay lease": f"MODEL [COMMAND]... --for --server --with-override --rule {COMMON}",
+    "overlay rollback": f"MODEL --to --undo --dry-run --rule {SERVER} --lock-timeout {COMMON}",
     "overlay fuse": f"BASE --adapter --out --dry-run --link {BUILD} {COMMON}",
     "overlay verify": f"MODEL_OR_DIR --level --rule {SERVER} {COMMON}",
     "overlay compare": f"A B {COMMON}",

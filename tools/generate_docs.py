@@ -34,6 +34,7 @@ from overlay.cli import (
     pull,
     push,
     resolve,
+    rollback,
     verify,
 )
 from overlay.cli._check import Checked, Same
@@ -77,6 +78,7 @@ DOCUMENTS: dict[str, type] = {
     "prewarm": prewarm.Prewarmed,
     "prewarm-dry-run": prewarm.PrewarmPlan,
     "resolve": resolve.ResolvedModel,
+    "rollback": rollback.RolledBackModel,
     "verify": verify.Verified,
 }
 ROOT = Path(__file__).parents[1]

@@ -44,6 +44,7 @@ __all__ = [
     "without_subject",
 ]
 
+_LATEST = 1e11  # seconds: what is later can be no time, and is not printed as one
 Standing = Literal["current", "previous", "older", "rolled-back"]
 
 
@@ -153,7 +154,7 @@ def rolled_back(root: CacheRoot, location: str, tree: str) -> RolledBack | None:
         found = RolledBack(str(document["came_from"]), tuple(map(str, document["trees"])), float(document["when"]))
     except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
-    return found if tree in found.trees else None
+    return found if tree in found.trees and 0 <= found.when < _LATEST else None
 
 
 def forget_rollback(root: CacheRoot, location: str) -> None:

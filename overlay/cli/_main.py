@@ -30,6 +30,7 @@ COMMANDS = (
     "push",
     "pull",
     "lease",
+    "rollback",
     "fuse",
     "verify",
     "compare",

@@ -88,11 +88,11 @@ def env(
     options, chosen = common.options(rule=rule, server=server), way(server, by)
     wanted_by = ("env", model, *_flags(by, form))
     if chosen == "path":
-        found, tree = present(model, options, wanted_by=wanted_by)
+        found, tree = present(model, options, wanted_by=wanted_by, in_force=True)
         start = start_by_path(found.resolution, tree, options, flags)
     else:
         require_name(model, options)
-        found, _ = present(model, options, by_name=True, wanted_by=wanted_by)
+        found, _ = present(model, options, by_name=True, wanted_by=wanted_by, in_force=True)
         start = start_by_name(found.resolution, model, options, flags)
     notes = (*start.notes, *_commands(common, model, start, server))
     document = Launched(

@@ -132,9 +132,11 @@ def path(common: Common, model: str, rule: str, server: Server | None) -> None:
 def _print_path(common: Common, model: str, rule: str, server: Server | None) -> None:
     from overlay.materialization.resolve import present
 
-    _, tree = present(model, common.options(rule=rule, server=server), wanted_by=("path", model))
+    found, tree = present(model, common.options(rule=rule, server=server), wanted_by=("path", model), in_force=True)
     document = Place(model, str(tree))
     common.output.result(document, lambda: [document.path])
+    if found.state.rolled_back_from is not None:
+        common.output.remark(f"{model}: {found.state.why}")
 
 
 def _document(common: Common, model: str, found: overlay.Resolved, options: overlay.Options) -> ResolvedModel:
@@ -189,6 +191,8 @@ def _next(
     if found.state.name == "present":
         return common.command("verify", model, *rule_flags(options.rule), *server_flags(options.server))
     words = build_words(model, found, options)
+    if found.state.rolled_back_from is not None:
+        return common.command(*words)
     if not found.resolution.entry.is_buildable:
         return common.command(*words)
     if lock is not None and lock.state == "stale":

@@ -78,7 +78,7 @@ def reading(model: str, options: Options = DEFAULTS, *, believed: float = BELIEV
     """As :func:`lease`, with what a program needs that the lease is to be handed to."""
     cache = open_cache(options, create=False)
     for _ in range(_ATTEMPTS):
-        found, tree = present(model, options)
+        found, tree = present(model, options, in_force=True)
         with _held(cache, tree, believed) as held:
             if _leads_there(cache, found.state, tree):
                 yield held
@@ -95,7 +95,7 @@ def timed_lease(model: str, seconds: float, options: Options = DEFAULTS) -> tupl
     """
     cache = open_cache(options, create=False)
     for _ in range(_ATTEMPTS):
-        found, tree = present(model, options)
+        found, tree = present(model, options, in_force=True)
         taken = lease_for(cache.root, tree.name, seconds)
         if _leads_there(cache, found.state, tree):
             return tree, taken

@@ -24,6 +24,7 @@ from overlay.materialization.preparing import (
 )
 from overlay.materialization.publishing import Published, publish, seal, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
+from overlay.materialization.rollback import hit_notes
 from overlay.materialization.scripted.run import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import run_report
 from overlay.materialization.sinks import shared_with_sources
@@ -122,7 +123,7 @@ def materialize(
             "present",
             Counters(),
             time.monotonic() - started,
-            resolution.moved,
+            (*resolution.moved, *hit_notes(state, options)),
         )
     in_force = lock_in_force(resolution)
     require_trusted(resolution, allowed=options.allow_script)

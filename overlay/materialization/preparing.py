@@ -35,12 +35,15 @@ __all__ = ["identity_of_work", "inventory_of", "plan_of", "present_state", "sha2
 def present_state(resolution: Resolution, registry: Registry, options: Options) -> State | None:
     """The state of a model that is here, as pins and record can tell; None where a run has to look closer.
 
-    That is also where the lock in force expects another output than the record tells of.
+    That is also where the lock in force expects another output than the record tells of. What a user rolled back to
+    counts as here: no run takes that back.
     """
     if not is_settled(resolution) or options.only:
         return None
     cache = open_cache(options, create=False)
     state = find_state(resolution, cache, options.rule, location_at_hand(resolution, options))
+    if state.rolled_back_from is not None:
+        return state
     if state.name != "present" or state.tree is None:
         return None
     record = read_record(state.tree)

@@ -47,21 +47,27 @@ def resolve(model: str, options: Options = DEFAULTS) -> Resolved:
 
 
 def present(
-    model: str, options: Options = DEFAULTS, *, by_name: bool = False, wanted_by: tuple[str, ...] = ()
+    model: str,
+    options: Options = DEFAULTS,
+    *,
+    by_name: bool = False,
+    wanted_by: tuple[str, ...] = (),
+    in_force: bool = False,
 ) -> tuple[Resolved, Path]:
     """What the name of a model stands for that is here, and its directory.
 
     Args:
+        in_force: It is for a consumer, who gets what a user rolled back to.
         by_name: It is for a server that looks it up, and so for one that needs the source as well.
         wanted_by: The command that wants it, with its flags but those of rule and server: where the model is here by
             another rule, that is most likely the one that is meant.
 
     Raises:
-        NotHere: It is not here as the registry pins it.
+        NotHere: It is not here as the registry pins it, nor rolled back.
     """
     found = resolve(model, options)
     state = found.state
-    if state.name == "present" and state.tree is not None:
+    if state.tree is not None and (state.is_in_force if in_force else state.name == "present"):
         return found, state.tree
     why = f": {state.why}" if state.why else ""
     words = build_words(model, found, options, by_name=by_name)
@@ -79,12 +85,14 @@ def present(
 def build_words(model: str, found: Resolved, options: Options, *, by_name: bool = False) -> tuple[str, ...]:
     """The command that brings a model here, or that tells of one that cannot be built.
 
-    What a server built at the model's location need not be built again.
+    What a server built at the model's location need not be built again, and what was rolled back is not built over.
 
     Args:
         model: As it was named: a folder means another source or overlay than the model's name, and its spelling counts.
         by_name: As of :func:`present`.
     """
+    if found.state.rolled_back_from is not None:
+        return ("rollback", model, "--undo", *_flags(options))
     location, is_script = found.state.location, found.resolution.entry.recipe.name == "python"
     is_folder = location is not None and location.is_dir() and not location.is_symlink()
     if is_folder and found.state.tree is None and not is_script:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from overlay.cache.generations import rolled_back
 from overlay.cache.trees import is_our_link
 from overlay.consumers import sglang
 from overlay.errors import BrokenInput, OverlayError
@@ -13,6 +14,7 @@ from overlay.fingerprint import DigestMemo
 from overlay.formats.local import read_small_file
 from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.strict_json import parse_object
+from overlay.formats.wording import iso_time
 from overlay.materialization.record import read_record
 from overlay.materialization.sealing import portable
 from overlay.materialization.verify import quick_problems
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from overlay.materialization.record import Record
     from overlay.registry import Entry, Resolution
 
-__all__ = ["State", "difference", "find_state", "is_settled"]
+__all__ = ["State", "difference", "find_state", "is_settled", "known_location"]
 
 _KEYED = re.compile(r"-[0-9a-f]{16}")
 
@@ -43,6 +45,8 @@ class State:
         tree: The materialization that the location leads to.
         why: One sentence for every state but ``present`` and ``absent``.
         rule: The rule that a tree was built by, where that is not the one that is wanted; else empty.
+        rolled_back_from: The tree of today's pins, there or gone, where a user rolled the location back from it: a
+            consumer is to get ``tree`` although it is ``stale``, until the user goes forward.
     """
 
     name: Literal["present", "stale", "damaged", "absent", "unknown"]
@@ -50,6 +54,12 @@ class State:
     tree: Path | None = None
     why: str = ""
     rule: str = ""
+    rolled_back_from: Path | None = None
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether ``tree`` is what a consumer is to get: today's, or what a user rolled back to."""
+        return self.tree is not None and (self.name == "present" or self.rolled_back_from is not None)
 
 
 def is_settled(resolution: Resolution) -> bool:
@@ -67,13 +77,13 @@ def find_state(resolution: Resolution, cache: Cache, rule: str, location: str | 
         location: Directory name where the consumer looks, if the caller has worked it out from the overlay's files.
     """
     entry = resolution.entry
-    name = location or _known_location(entry)
+    name = location or known_location(entry)
     worst: State | None = None
     for candidate in _candidates(cache, entry.model, name):
         state = _state_at(cache, candidate, resolution, rule)
-        if name is None and state.name == "present":
+        if name is None and state.is_in_force:
             state = _of_this_key(state, entry)
-        if state.name == "present":
+        if state.is_in_force:
             return state
         worst = worst or state
     if worst is not None:
@@ -84,7 +94,8 @@ def find_state(resolution: Resolution, cache: Cache, rule: str, location: str | 
     return State("absent", cache.location_path(name))
 
 
-def _known_location(entry: Entry) -> str | None:
+def known_location(entry: Entry) -> str | None:
+    """The location as far as the registry alone tells."""
     if entry.overlay is None:
         return sglang.location_name(entry, None)
     if entry.overlay_fingerprint is None:
@@ -112,11 +123,11 @@ def _of_this_key(state: State, entry: Entry) -> State:
     """
     if state.location is None or entry.overlay is None:
         return state
-    marker = state.location / MARKER_NAME
+    marker = (state.rolled_back_from or state.location) / MARKER_NAME
     try:
         said = parse_object(read_small_file(marker), str(marker))
     except OverlayError as error:
-        return replace(state, name="damaged", why=error.message)
+        return state if state.rolled_back_from else replace(state, name="damaged", why=error.message)
     wanted = sglang.location_name(
         entry,
         str(said.get("overlay_fingerprint")),
@@ -125,7 +136,9 @@ def _of_this_key(state: State, entry: Entry) -> State:
     )
     if wanted == state.location.name:
         return state
-    return replace(state, name="stale", why=f"{state.location} is where a server looks that was told other pins")
+    return State(
+        "stale", state.location, state.tree, f"{state.location} is where a server looks that was told other pins"
+    )
 
 
 def _state_at(  # noqa: PLR0911 - one return for each state
@@ -150,11 +163,29 @@ def _state_at(  # noqa: PLR0911 - one return for each state
     if folder is not None:
         what = what or _changed_since(record, entry.source.repo, folder, cache)
     if what:
+        before = _rolled_back_from(cache, location, tree, entry, rule)
+        if before is not None and not quick_problems(tree, record):
+            came_from, when = before
+            why = f"rolled back from {came_from.name} on {iso_time(when)}: {what}"
+            return State("stale", location, tree, why, rolled_back_from=came_from)
         other = record.rule if record.rule != rule else None
         return State("stale", location, tree, what, other or "")
     if problems := quick_problems(tree, record):
         return State("damaged", location, tree, f"{problems[0].path}: {problems[0].what}")
     return State("present", location, tree)
+
+
+def _rolled_back_from(cache: Cache, location: Path, tree: Path, entry: Entry, rule: str) -> tuple[Path, float] | None:
+    """The tree that a location was rolled back from, and when, unless that is none that is wanted today either."""
+    found = rolled_back(cache.root, location.name, tree.name)
+    if found is None:
+        return None
+    came_from = cache.tree_path(found.came_from)
+    try:
+        record = read_record(came_from)
+    except BrokenInput:
+        record = None
+    return (came_from, found.when) if record is None or not difference(record, entry, rule) else None
 
 
 def _changed_since(record: Record, source: str, folder: Path, cache: Cache) -> str:

@@ -465,6 +465,24 @@ def test_demo(document: Any) -> None:
     assert not Path(found["folder"]).exists()
 
 
+def test_rollback(
+    own_world: World, document: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a generation before it fails; with one it goes there, and says from where, to where, and how back."""
+    assert run(["rollback", MODEL]) == 3
+    assert run(["prewarm", MODEL, "--rule", "openvdn", "-q"]) == 0
+    capsys.readouterr()
+
+    back = document("rollback", "rollback", MODEL, "--rule", "openvdn")
+
+    assert (back["result"], back["came_from"]["rule"], back["to"]["rule"]) == ("rolled-back", "openvdn", "fp32-once")
+    assert run(["path", MODEL, "--rule", "openvdn"]) == 0
+    said = capsys.readouterr()
+    assert said.out.strip() == back["to"]["path"]
+    assert "rolled back from" in said.err
+    assert document("rollback", "rollback", MODEL, "--rule", "openvdn", "--undo")["result"] == "undone"
+
+
 def test_every_schema_was_tried() -> None:
     """No document goes without a test of commands."""
     source = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))

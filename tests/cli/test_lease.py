@@ -36,6 +36,7 @@ def root(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CacheR
     shutil.copytree(made.cache, tmp_path / "cache", symlinks=True)
     made.put_in_force(monkeypatch, tmp_path / "cache")
     monkeypatch.setattr("overlay.cache.collecting.GRACE", -1.0)
+    monkeypatch.setattr("overlay.cache.collecting.LAST_GENERATIONS", 0)
     return CacheRoot(tmp_path / "cache")
 
 

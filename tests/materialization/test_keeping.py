@@ -93,10 +93,11 @@ def test_a_model_that_moves_while_it_is_leased(built: Built, monkeypatch: pytest
     cache.swing_location(built.location.name, old)
     real, asked = lease_module.present, []
 
-    def present(model: str, options: overlay.Options) -> object:
+    def present(model: str, options: overlay.Options, *, in_force: bool) -> object:
         """The state of another rule is what a bump looks like here."""
         asked.append(model)
-        found = real(model, replace(options, rule="fp32-once" if len(asked) == 1 else "openvdn"))
+        chosen = replace(options, rule="fp32-once" if len(asked) == 1 else "openvdn")
+        found = real(model, chosen, in_force=in_force)
         cache.swing_location(built.location.name, new)
         return found
 

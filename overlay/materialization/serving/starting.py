@@ -45,10 +45,10 @@ def start(model: str, options: Options = DEFAULTS, *, by: By | None = None, flag
         CheckFailed: The server loads another layout, or does not look for what is built here.
     """
     if way(options.server, by) == "path":
-        found, tree = present(model, options)
+        found, tree = present(model, options, in_force=True)
         return start_by_path(found.resolution, tree, options, flags)
     require_name(model, options)
-    found, _ = present(model, options, by_name=True)
+    found, _ = present(model, options, by_name=True, in_force=True)
     return start_by_name(found.resolution, model, options, flags)
 
 
