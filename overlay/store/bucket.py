@@ -41,15 +41,18 @@ class Bucket(Protocol):
     def names(self, folder: str) -> Collection[str]:
         """Names of the files in a folder, sorted; a listing may be behind the truth."""
 
+    def close(self) -> None:
+        """Give up what is on its way, in any thread: it fails with TryAgain, and so may every later call."""
+
 
 def open_bucket(url: str) -> Bucket:
     """The place that a URL, or the path of a folder, names.
 
     Raises:
-        InvalidUsage: Nothing that is installed here knows such a URL.
+        InvalidUsage: Nothing that is installed here knows such a URL, or it names no bucket.
     """
-    scheme, _, rest = url.partition("://")
-    if not rest or scheme in ("file", "local"):
+    scheme, is_url, rest = url.partition("://")
+    if not is_url or scheme in ("file", "local"):
         from overlay.store.folder import FolderBucket
 
         return FolderBucket(Path(rest or url).expanduser().absolute(), url)

@@ -74,6 +74,9 @@ class FolderBucket:
         except OSError as error:
             raise cannot_read(error, str(self.root / folder)) from error
 
+    def close(self) -> None:
+        """See :class:`overlay.store.Bucket`. Nothing takes long here."""
+
     @contextmanager
     def _written(self, path: Path, data: bytes) -> Iterator[Path]:
         """A synced file of these bytes beside its place, gone at the end."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from overlay.errors import BrokenInput, NotHere
 from overlay.fingerprint import parse_digest, stream_hasher
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from overlay.store.bucket import Bucket
 
 __all__ = ["Store", "open_store"]
+
+_T = TypeVar("_T")
 
 _REQUESTS = 16  # at a time
 _WINDOW = 4
@@ -61,6 +63,14 @@ class Store:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up what is on its way, in any thread: whoever waits for a file gets an error at once.
+
+        Whoever is interrupted while others bring files calls it first, and then waits for them.
+        """
+        self._bucket.close()
         self._pool.shutdown(cancel_futures=True)
 
     # Files
@@ -72,11 +82,8 @@ class Store:
             BrokenInput: What it says of the file is damaged, or of another size.
         """
         key = _object_key(digest)
-        data = self._bucket.read(key, LARGEST_DOCUMENT)
-        if data is None:
-            return None
-        found = StoredObject.parse(data, digest, self._where(key))
-        if found.size != size:
+        found = self._read(key, lambda data, where: StoredObject.parse(data, digest, where))
+        if found is not None and found.size != size:
             raise self._wrong(key, f"says that {digest} has {found.size} bytes, expected {size}")
         return found
 
@@ -203,9 +210,7 @@ class Store:
         Raises:
             BrokenInput: It is damaged.
         """
-        name = _action_key(key)
-        data = self._bucket.read(name, LARGEST_DOCUMENT)
-        return None if data is None else parse_action(data, key, self._where(name))
+        return self._read(_action_key(key), lambda data, where: parse_action(data, key, where))
 
     def put_action(self, key: str, entry: Mapping[str, Any], *, anew: bool = False) -> None:
         """Offer an action entry, after its file."""
@@ -217,9 +222,7 @@ class Store:
         Raises:
             BrokenInput: It is damaged.
         """
-        key = _tree_key(name)
-        data = self._bucket.read(key, LARGEST_DOCUMENT)
-        return None if data is None else StoredTree.parse(data, name, self._where(key))
+        return self._read(_tree_key(name), lambda data, where: StoredTree.parse(data, name, where))
 
     def put_tree(self, tree: StoredTree, *, anew: bool = False) -> None:
         """Offer a materialization, after its files and actions."""
@@ -241,9 +244,9 @@ class Store:
         found = {}
         for name in names:
             key = f"{folder}/{name}"
-            data = self._bucket.read(key, LARGEST_DOCUMENT)
-            if data is not None:
-                found[name.removesuffix(".json")] = parse_pointer(data, key, self._where(key))
+            tree = self._read_pointer(key)
+            if tree is not None:
+                found[name.removesuffix(".json")] = tree
         return found
 
     def put_model(self, label: str, pins: str, location: str, tree: str, *, anew: bool = False) -> None:
@@ -267,6 +270,21 @@ class Store:
                     stored=before,
                     made=tree,
                 )
+
+    def _read(self, key: str, parse: Callable[[bytes, str], _T]) -> _T | None:
+        """A document; one that came damaged is read again, as it may be sound where it lies."""
+        where = self._where(key)
+        for is_last in (False, True):
+            data = self._bucket.read(key, LARGEST_DOCUMENT)
+            try:
+                return None if data is None else parse(data, where)
+            except BrokenInput:
+                if is_last:
+                    raise
+        raise AssertionError("the last read returns or raises")
+
+    def _read_pointer(self, key: str) -> str | None:
+        return self._read(key, lambda data, where: parse_pointer(data, key, where))
 
     def _write(self, key: str, data: bytes, anew: bool) -> None:  # noqa: FBT001  # private
         if anew:

@@ -123,14 +123,14 @@ def test_damaged_chunks_are_refused_and_healed(store: Store, file: Path, tmp_pat
         fetch(store, stored, tmp_path / "copy")
     assert caught.value.code == ("store-incomplete" if damage == "gone" else "store-damaged")
     if damage != "gone":
-        with Store(store._bucket) as other:
+        with open_store(store.url) as other:
             assert offer(other, file) == stored
             with pytest.raises(BrokenInput):
                 fetch(other, stored, tmp_path / "copy")
         assert offer(store, file) == stored
         fetch(store, stored, tmp_path / "copy")
         store._bucket.replace(chunk_name(stored, 0), broken)
-        with Store(store._bucket) as other:
+        with open_store(store.url) as other:
             offer(other, file, anew=True)
             fetch(other, stored, tmp_path / "copy")
         assert (tmp_path / "copy").read_bytes() == file.read_bytes()
