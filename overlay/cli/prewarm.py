@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import overlay
-from overlay.cli._options import Common, build_options, common_options, link_option, lock_option, server_options
+from overlay.cli._options import (
+    Common,
+    build_options,
+    common_options,
+    link_option,
+    lock_option,
+    server_options,
+    store_option,
+)
 from overlay.cli._output import columns, format_seconds, moved_bytes, style
 from overlay.cli._progress import phases
 from overlay.cli._serving import (
@@ -34,6 +42,7 @@ _VERBS = {
     "generate": "generated",
     "alias": "under a second name",
     "present": "in the cache already",
+    "pull": "from the store",
     "reflink": "reflinked",
     "hardlink": "hardlinked",
     "copy": "copied",
@@ -46,13 +55,14 @@ class PlannedFile:
     """One output file of a dry run.
 
     Attributes:
-        how: ``generate`` and ``alias`` are made anew each time, ``present`` is in the cache, the others cost bytes.
+        how: ``generate`` and ``alias`` are made anew each time, ``present`` is in the cache, the others cost bytes;
+            ``pull`` comes from the store.
         fused: Whether adapters are folded into it.
         why: Of a file that is carried over: what keeps it from a cheaper way; empty where nothing does.
     """
 
     path: str
-    how: Literal["generate", "alias", "present", "build", "script", "reflink", "hardlink", "copy"]
+    how: Literal["generate", "alias", "present", "pull", "build", "script", "reflink", "hardlink", "copy"]
     fused: bool
     size: int
     why: str
@@ -152,6 +162,7 @@ class Prewarmed:
 )
 @click.option("--stage-source", is_flag=True, help="Leave the Hub's cache as the server of --for needs it by name.")
 @click.option("--drop-source", is_flag=True, help="Take the source out of the Hub's cache, to serve by path.")
+@store_option(required=False)
 @server_options
 @link_option
 @lock_option
@@ -163,7 +174,7 @@ def prewarm(
     """Bring models into the cache: fetch, check, fuse, publish.
 
     `overlay materialize` is the same command. It does nothing where nothing is to be done. After a killed run the same
-    command goes on with the files that were finished.
+    command goes on with the files that were finished. A store is asked first, and offered what was built here.
     """
     one_way(stage_source=stage_source, drop_source=drop_source, only=choices["only"])
     options = common.options(**choices)

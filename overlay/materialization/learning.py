@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from overlay.fingerprint import DigestMemo, Span
     from overlay.hub import Repo
     from overlay.materialization.request import Options, Phase
-    from overlay.materialization.survey import Work
+    from overlay.materialization.survey import Fill, Work
     from overlay.planning.outputs import Input
     from overlay.planning.plan import Plan
 
@@ -37,12 +37,19 @@ __all__ = ["learn", "settled_survey"]
 
 
 def settled_survey(
-    plan: Plan, repos: Mapping[str, Repo], cache: Cache, memo: DigestMemo, options: Options, phase: Phase
+    plan: Plan,
+    repos: Mapping[str, Repo],
+    cache: Cache,
+    memo: DigestMemo,
+    options: Options,
+    phase: Phase,
+    fill: Fill | None = None,
 ) -> Work:
     """Survey for a run, with room for it; unknown adapters are fetched and read, and counted, nothing else is.
 
     Args:
         memo: Remembers the adapters' own digests, too.
+        fill: As for ``survey``.
 
     Raises:
         InvalidUsage: The device of the options is not there; said before anything is fetched.
@@ -50,7 +57,7 @@ def settled_survey(
         BrokenInput: An adapter is not what the Hub says, or was changed since the plan was made.
     """
     tensors = TensorDigests(cache.root)
-    look = partial(survey, plan, repos, cache, options.link, tensors, publishes=not options.only)
+    look = partial(survey, plan, repos, cache, options.link, tensors, publishes=not options.only, fill=fill)
     work = look()
     if work.unlearned:
         require_device(options.device)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput
 from overlay.fingerprint import parse_digest
+from overlay.formats.layout import canonical_layout
 from overlay.materialization.record import RecordedFile, RecordedTensor, carried_tensors
 from overlay.planning.actions import action_of, factor_action_of, factors_of
 from overlay.planning.outputs import SafetensorsFile
@@ -20,10 +21,19 @@ if TYPE_CHECKING:
     from overlay.hub import Repo
     from overlay.planning.outputs import CarriedFile, Input, OutputFile, Range
 
-__all__ = ["Found", "Lookup", "remember"]
+__all__ = [
+    "SAME_FACTORS",
+    "SAME_INPUTS",
+    "Found",
+    "Lookup",
+    "carried_file",
+    "layout_of",
+    "remember",
+    "written_file",
+]
 
-_SAME_INPUTS = "same inputs"
-_SAME_FACTORS = "same base and factors"
+SAME_INPUTS = "same inputs"
+SAME_FACTORS = "same base and factors"
 _ANOTHER_FILE = "is of another file than its key"
 
 
@@ -63,7 +73,7 @@ class Lookup:
         """Look up a file that is written here."""
         action = action_of(output, self._rule)
         if (held := self._find(output, layout, action)) is not None:
-            return Found(action, None, held[0], _SAME_INPUTS)
+            return Found(action, None, held[0], SAME_INPUTS)
         known, unlearned = self._factors(output)
         factor_action = factor_action_of(output, self._rule, known) if known and not unlearned else None
         if (held := self._find(output, layout, factor_action)) is not None:
@@ -79,8 +89,7 @@ class Lookup:
             digest = self._carried_before(action, source)
         if digest is None:
             return Found(action)
-        tensors = carried_tensors(repo.header(source.path)) if source.path.endswith(".safetensors") else None
-        return Found(action, None, RecordedFile(output.path, digest, source.size, tensors), _SAME_INPUTS)
+        return Found(action, None, carried_file(output, repo, digest), SAME_INPUTS)
 
     def _find(
         self, output: SafetensorsFile, layout: Layout, key: str | None
@@ -88,7 +97,7 @@ class Lookup:
         held = self._cache.find_action(key) if key else None
         if key is None or held is None:
             return None
-        entry = _entry_of(output.path, layout, held)
+        entry = written_file(output.path, layout, held)
         if entry is None:
             self._cache.drop_action(key, _ANOTHER_FILE)
             return None
@@ -126,7 +135,19 @@ def remember(cache: Cache, output: OutputFile, found: Found, made: RecordedFile)
         cache.put_action(found.action, entry)
 
 
-def _entry_of(path: str, layout: Layout, entry: Mapping[str, Any]) -> RecordedFile | None:
+def layout_of(output: SafetensorsFile) -> Layout:
+    """How the tensors of a file that is written lie in it."""
+    return canonical_layout([(t.name, t.dtype, t.shape) for t in output.tensors], output.metadata)
+
+
+def carried_file(output: CarriedFile, repo: Repo, digest: str) -> RecordedFile:
+    """A file that is taken over as it is, as the record has it; its header is read."""
+    source = output.input
+    tensors = carried_tensors(repo.header(source.path)) if source.path.endswith(".safetensors") else None
+    return RecordedFile(output.path, digest, source.size, tensors)
+
+
+def written_file(path: str, layout: Layout, entry: Mapping[str, Any]) -> RecordedFile | None:
     """An entry as a recorded file; None where it cannot be of a file of this layout."""
     expected = [(tensor.name, tensor.dtype, tensor.shape) for tensor in layout.tensors]
     try:
@@ -149,4 +170,4 @@ def _why(output: SafetensorsFile, entry: Mapping[str, Any]) -> str:
     before = entry.get("adapters")
     adapters = dict.fromkeys(factor.input for factor in factors_of(output))
     changed = [item.path for item in adapters if isinstance(before, list) and item.digest not in before]
-    return f"{_SAME_FACTORS}: {', '.join(changed)} changed elsewhere" if changed else _SAME_FACTORS
+    return f"{SAME_FACTORS}: {', '.join(changed)} changed elsewhere" if changed else SAME_FACTORS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from overlay.cache.presence import building
@@ -11,7 +11,6 @@ from overlay.cache.tensors import TensorDigests
 from overlay.cache.trees import check_location
 from overlay.materialization.build import start_engine
 from overlay.materialization.job import Job
-from overlay.materialization.learning import settled_survey
 from overlay.materialization.locking.enforcing import enforced
 from overlay.materialization.locking.in_force import lock_in_force
 from overlay.materialization.lookup import remember
@@ -22,49 +21,30 @@ from overlay.materialization.preparing import (
     present_state,
     sha256_of_blobs,
 )
-from overlay.materialization.publishing import Published, publish, seal, where_one_may
+from overlay.materialization.publishing import Materialization, Published, publish, seal, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
 from overlay.materialization.rollback import hit_notes
 from overlay.materialization.scripted.run import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import run_report
+from overlay.materialization.sharing.filling import filling_of
+from overlay.materialization.sharing.pull import work_of
 from overlay.materialization.sinks import shared_with_sources
 from overlay.materialization.survey import Counters, Work, as_linked, survey
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from overlay.cache import LinkMode
     from overlay.materialization.build import Made
     from overlay.materialization.locking.deviations import Rebuilt
-    from overlay.materialization.publishing import Result, Sealed
+    from overlay.materialization.locking.in_force import LockInForce
+    from overlay.materialization.publishing import Sealed
     from overlay.materialization.request import Phase
+    from overlay.materialization.sharing.filling import Filling
+    from overlay.registry import Resolution
 
 __all__ = ["Materialization", "materialize", "plan"]
-
-
-@dataclass(frozen=True, slots=True)
-class Materialization:
-    """Outcome of a run.
-
-    Attributes:
-        path: The published directory, links resolved; None with ``only``, which publishes nothing.
-        location: Where the consumer looks.
-        result: ``built``: something was made. ``reused``: every object was in the cache, a new tree was linked.
-            ``adopted``: another process published the same tree first. ``pulled``: it came from
-            a store. ``present``: there was nothing to do.
-        counters: What was moved.
-        seconds: From the call to its return.
-    """
-
-    model: str
-    path: Path | None
-    location: Path | None
-    result: Result
-    counters: Counters
-    seconds: float
-    notes: tuple[str, ...] = ()
 
 
 def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> Work:
@@ -75,9 +55,20 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     """
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
+    is_present = present_state(resolution, registry, options) is not None
+    with filling_of(replace(options, store=None) if is_present else options) as filling:
+        if offer := filling.tree(resolution, registry):
+            cache = open_cache(options, create=False)
+            check_location(cache.root, offer.location)
+            cache.require_writable()
+            return work_of(offer, cache)
+        work = _planned(resolution, options, phase, filling, is_present=is_present)
+        return replace(work, notes=(*work.notes, *filling.notes))
+
+
+def _planned(resolution: Resolution, options: Options, phase: Phase, filling: Filling, *, is_present: bool) -> Work:
     cache = open_cache(options, create=False)
     memo = open_memo(cache, write=False)
-    is_present = present_state(resolution, registry, options) is not None
     in_force = None if is_present else lock_in_force(resolution)
     require_trusted(resolution, allowed=options.allow_script or is_present)
     inventory = inventory_of(resolution, options, memo)
@@ -87,7 +78,8 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     the_plan = replace(the_plan, script=None) if is_present else known_plan(the_plan, cache)
     link: LinkMode = "auto" if is_present else options.link  # a hit links nothing, so nothing is refused
     publishes = not (is_present or options.only)
-    work = survey(the_plan, inventory.repos, cache, link, TensorDigests(cache.root), publishes=publishes)
+    tensors = TensorDigests(cache.root)
+    work = survey(the_plan, inventory.repos, cache, link, tensors, publishes=publishes, fill=filling.fill)
     if is_present:
         return replace(work, is_present=True)
     if not work.is_done or cache.location_target(the_plan.location) is None:
@@ -126,6 +118,24 @@ def materialize(
             (*resolution.moved, *hit_notes(state, options)),
         )
     in_force = lock_in_force(resolution)
+    with filling_of(options) as filling:
+        offer = filling.tree(resolution, registry)
+        done = filling.taken(offer, phase, on_wait) if offer else None
+        if done is None:
+            done = _built(resolution, in_force, options, phase, on_wait, filling)
+            filling.offer(model, resolution, phase)
+    return replace(done, seconds=time.monotonic() - started, notes=(*done.notes, *filling.notes))
+
+
+def _built(
+    resolution: Resolution,
+    in_force: LockInForce | None,
+    options: Options,
+    phase: Phase,
+    on_wait: Callable[[str], None] | None,
+    filling: Filling,
+) -> Materialization:
+    started = time.monotonic()
     require_trusted(resolution, allowed=options.allow_script)
     cache = open_cache(options, create=True)
     memo = open_memo(cache, write=True)
@@ -137,7 +147,7 @@ def materialize(
     job = Job(inventory, cache, memo, options, phase)
     with lock, where_one_may(building(cache.root)):  # from here on no collector takes what the survey finds
         the_plan, script = settled_by_script(the_plan, job)
-        work = settled_survey(the_plan, inventory.repos, cache, memo, options, phase)
+        work = filling.filled(the_plan, job)
         for step in work.steps:
             if step.found.entry and step.found.factor_action:  # the next run need not know of factors
                 remember(cache, step.output, step.found, step.found.entry)
@@ -155,7 +165,7 @@ def materialize(
             return seal(work, made, identity_of_work(work, inventory, blobs), run)
 
         work, made, rebuilt = enforced(in_force, job, work, made, sealed)
-        published = Published(None, None, "reused" if work.is_done else "built")
+        published = Published(None, None, work.result)
         if not options.only:
             published = publish(work, made, cache, sealed(work, made, rebuilt))
     return Materialization(

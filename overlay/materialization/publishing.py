@@ -1,4 +1,4 @@
-"""The end of a run: the tree is sealed, moves in, and its location is swung; or it is kept where nobody looks."""
+"""The end of a run: the tree is sealed, moves in, its location is swung; or it is kept where nobody looks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,34 @@ if TYPE_CHECKING:
     from overlay.cache import Cache
     from overlay.materialization.build import Made
     from overlay.materialization.record import RecordedFile
-    from overlay.materialization.survey import Work
+    from overlay.materialization.survey import Counters, Work
 
-__all__ = ["Published", "Result", "Sealed", "publish", "quarantine", "seal", "where_one_may"]
+__all__ = ["Materialization", "Published", "Result", "Sealed", "publish", "quarantine", "seal", "where_one_may"]
 
 Result = Literal["built", "reused", "adopted", "pulled", "present"]
+
+
+@dataclass(frozen=True, slots=True)
+class Materialization:
+    """Outcome of a run.
+
+    Attributes:
+        path: The published directory, links resolved; None with ``only``, which publishes nothing.
+        location: Where the consumer looks.
+        result: ``built``: something was made. ``reused``: every object was in the cache, a new tree was linked.
+            ``adopted``: another process published the same tree first. ``pulled``: all that was not in the
+            cache came from a store. ``present``: there was nothing to do.
+        counters: What was moved.
+        seconds: From the call to its return.
+    """
+
+    model: str
+    path: Path | None
+    location: Path | None
+    result: Result
+    counters: Counters
+    seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +101,7 @@ def publish(
         is_sound: Whether a tree that is there already may stay, where a quick look is not enough.
     """
     tree, is_sound = cache.tree_path(sealed.name), is_sound or sealed.is_sound
-    result: Result = "reused" if work.is_done else "built"
+    result: Result = work.result
     with where_one_may(hold(cache.root, sealed.name)):  # what is found here stays until its location leads to it
         if tree.is_dir() and is_sound(tree):
             if work.is_done and cache.location_target(work.plan.location) == tree:

@@ -50,6 +50,7 @@ class Options:
         allow_script: Let an overlay's own Python run also where a registry pins it that nobody named.
         lock_timeout: Seconds to wait while another process builds the same model.
         server: Whom the model is for: decides the location, and the root where nothing else does.
+        store: URL of a store that is asked before anything is built, and offered what was built.
     """
 
     registry: Path | None = None
@@ -66,6 +67,7 @@ class Options:
     lock_timeout: float = 3600.0
     allow_script: bool = False
     server: Server | None = None
+    store: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("registry", "cache_root", "hub"):

@@ -120,7 +120,7 @@ def run_report(
     reused = [
         {"path": step.output.path, "digest": step.found.entry.digest, "why": step.found.why}
         for step in work.steps
-        if step.how == "present" and step.found.entry is not None
+        if step.how in ("present", "pull") and step.found.entry is not None
     ]
     carried = {step.output.path for step in work.steps if isinstance(step.output, CarriedFile)}
     claimed = [step.output.path for step in work.steps if source(step.output) in carried]

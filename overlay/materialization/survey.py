@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -9,11 +10,10 @@ from overlay.cache.disk import existing, free_room
 from overlay.errors import CannotWrite
 from overlay.fingerprint import bytes_digest
 from overlay.formats.header import read_header
-from overlay.formats.layout import canonical_layout
 from overlay.formats.wording import counted, format_bytes
 from overlay.hub import HubRepo
 from overlay.materialization.links import Links
-from overlay.materialization.lookup import Found, Lookup
+from overlay.materialization.lookup import Found, Lookup, layout_of
 from overlay.materialization.record import RecordedFile, carried_tensors
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile, ScriptedFile
 from overlay.planning.plan import inputs_of
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Counters",
+    "Fill",
     "How",
     "Step",
     "Work",
@@ -47,10 +48,13 @@ __all__ = [
     "require_room_at",
     "require_room_for_downloads",
     "room_for",
+    "room_of_tree",
     "survey",
 ]
 
-How = Literal["generate", "alias", "present", "build", "script", "reflink", "hardlink", "copy"]
+How = Literal["generate", "alias", "present", "pull", "build", "script", "reflink", "hardlink", "copy"]
+Fill = Callable[[tuple["Step", ...], "Mapping[str, Repo]"], tuple["Step", ...]]
+"""Given the steps and the repos, the steps as a store changes them: ``pull`` where it has the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Counters:
     """Bytes of tensor payload, each output file counted once; headers, indexes and JSON do not count.
 
     Attributes:
-        downloaded: Brought from the Hub.
+        downloaded: Brought from the Hub or a store.
         read: Into this process, or by a copy inside the kernel.
         written: To the cache.
         linked: Shared with what was there already, by a hardlink or by a reflink.
@@ -91,7 +95,7 @@ class Step:
     """One output file and how it comes about on this host.
 
     Attributes:
-        found: Its action keys, and what the cache holds for it, if it does.
+        found: Its action keys, and what the cache holds for it, or with ``pull`` the store, if it does.
         payload: Bytes of its tensors; 0 for other files.
         size: Bytes of the file.
         why: Of a file that is carried over: what keeps it from a cheaper way.
@@ -111,7 +115,7 @@ class Step:
     @property
     def room(self) -> int:
         """Bytes that it needs where it goes; in a cache, its place in the tree aside."""
-        return self.size if self.links_take_room or self.how in ("build", "copy", "generate") else 0
+        return self.size if self.links_take_room or self.how in ("build", "pull", "copy", "generate") else 0
 
     @property
     def moves_bytes(self) -> bool:
@@ -154,7 +158,22 @@ class Work:
     @property
     def is_done(self) -> bool:
         """Whether the cache holds everything."""
-        return self.plan.script is None and not any(step.moves_bytes or step.how == "script" for step in self.steps)
+        return self.plan.script is None and not any(
+            step.moves_bytes or step.how in ("pull", "script") for step in self.steps
+        )
+
+    @property
+    def pulled(self) -> tuple[RecordedFile, ...]:
+        """Files that come from a store."""
+        return tuple(step.found.entry for step in self.steps if step.how == "pull" and step.found.entry)
+
+    @property
+    def result(self) -> Literal["built", "pulled", "reused"]:
+        """What a run that did this has done."""
+        if self.is_done:
+            return "reused"
+        made = self.plan.script is not None or any(step.moves_bytes or step.how == "script" for step in self.steps)
+        return "built" if made else "pulled"
 
 
 def survey(
@@ -165,6 +184,7 @@ def survey(
     tensors: TensorDigests,
     *,
     publishes: bool = True,
+    fill: Fill | None = None,
 ) -> Work:
     """Hold a plan against the cache. Reads headers and metadata only, writes nothing that stays.
 
@@ -173,6 +193,7 @@ def survey(
         mode: How unchanged files may come into the cache.
         tensors: Digests of the adapters' tensors, as far as they are known.
         publishes: Whether a tree will be made of the files.
+        fill: Finds in a store what the cache does not hold.
 
     Raises:
         CannotWrite: Files cannot be linked as ``mode`` asks.
@@ -180,21 +201,22 @@ def survey(
     links, lookup = Links(cache.root, mode, repos.values()), Lookup(cache, plan.rule, tensors)
     steps = tuple(_step(output, repos, cache, lookup, links) for output in plan.outputs)
     links.require_possible()
+    steps = fill(steps, repos) if fill is not None else steps
     wanted = [source for step in steps if step.moves_bytes for source in inputs_of(step.output)]
     wanted += plan.given if plan.script is not None else ()
     distinct = {(i.repo, i.path): i for i in wanted}
     missing = tuple(i for i in distinct.values() if repos[i.repo].local(i.path) is None)
     undecided = [step for step in steps if step.found.unlearned]
     unlearned = tuple(dict.fromkeys(source for step in undecided for source in step.found.unlearned))
-    # What was never learned here was never the key of an object here.
-    is_most = bool(unlearned) and not tensors.is_empty()
+    # What was never learned here was never the key of an object here; a store's were learned elsewhere.
+    is_most = bool(unlearned) and (fill is not None or not tensors.is_empty())
     return Work(
         plan,
         steps,
         missing,
         counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
         sum(step.room for step in steps)
-        + (_room_of_tree(steps, links) if publishes else 0)
+        + (room_of_tree(steps, links) if publishes else 0)
         + room_for(missing, repos, cache)
         + ((plan.script.limits.disk or 0) if plan.script is not None else 0),
         unlearned,
@@ -224,7 +246,7 @@ def room_for(missing: Iterable[Input], repos: Mapping[str, Repo], cache: Cache) 
     return sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
 
 
-def _room_of_tree(steps: Sequence[Step], links: Links) -> int:
+def room_of_tree(steps: Sequence[Step], links: Links) -> int:
     """Bytes of what is copied from the objects into the tree."""
     sizes = {step.output.path: step.size for step in steps}
     room = 0
@@ -256,8 +278,9 @@ def counters_of(steps: Iterable[Step]) -> Counters:
     """What making these files moves."""
     steps = tuple(steps)
     return Counters(
+        downloaded=sum(step.payload for step in steps if step.how == "pull"),
         read=sum(step.bytes_read for step in steps),
-        written=sum(step.payload for step in steps if step.how in ("build", "script", "copy")),
+        written=sum(step.payload for step in steps if step.how in ("build", "pull", "script", "copy")),
         linked=sum(step.payload for step in steps if step.how in ("reflink", "hardlink")),
     )
 
@@ -268,7 +291,7 @@ def built_step(output: SafetensorsFile, lookup: Lookup | None = None) -> Step:
     Args:
         lookup: Finds what a cache holds; None where there is no cache.
     """
-    layout = canonical_layout([(t.name, t.dtype, t.shape) for t in output.tensors], output.metadata)
+    layout = layout_of(output)
     found = lookup.written(output, layout) if lookup else Found()
     payload = layout.file_size - len(layout.header)
     return Step(output, "present" if found.entry else "build", found, payload, layout.file_size)

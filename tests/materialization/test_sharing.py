@@ -211,7 +211,7 @@ def test_a_pull_that_was_cut_goes_on(
     """What had arrived is proven again and kept, of the file that was on its way too."""
     from overlay.store import Store
 
-    monkeypatch.setattr("overlay.materialization.sharing.pull.FILES_AT_A_TIME", 1)
+    monkeypatch.setattr("overlay.materialization.sharing.bringing.FILES_AT_A_TIME", 1)
     get_chunk, asked = Store._get_chunk, []
 
     def cut(self: Store, chunk: str, size: int) -> bytes:

@@ -3,44 +3,38 @@
 from __future__ import annotations
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from overlay.cache import is_small
-from overlay.cache.disk import writing
-from overlay.cache.incoming import incoming
-from overlay.cache.leases import hold
 from overlay.cache.presence import building
 from overlay.cache.trees import check_location
-from overlay.errors import NotHere, OverlayError
-from overlay.formats.header import read_header
-from overlay.materialization.materialize import Materialization
+from overlay.errors import OverlayError
+from overlay.materialization.build import Made
+from overlay.materialization.links import Links
+from overlay.materialization.lookup import Found
 from overlay.materialization.preparing import present_state
-from overlay.materialization.publishing import Sealed, where_one_may
-from overlay.materialization.record import RECORD_NAME
+from overlay.materialization.publishing import Materialization, Sealed, publish, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved, silent
-from overlay.materialization.resolve import location_at_hand
-from overlay.materialization.sharing.push import FILES_AT_A_TIME, distinct
-from overlay.materialization.sharing.stored import find_offer, require_shareable
-from overlay.materialization.state import find_state
-from overlay.materialization.survey import Counters
+from overlay.materialization.sharing.bringing import bring
+from overlay.materialization.sharing.stored import find_offer, payload_of
+from overlay.materialization.survey import Counters, Step, Work, counters_of, room_of_tree
+from overlay.planning.outputs import ScriptedFile
+from overlay.planning.plan import Plan
 from overlay.registry import load_registry
 from overlay.store import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from overlay.cache import Cache
-    from overlay.materialization.record import RecordedFile
+    from overlay.materialization.record import Record
     from overlay.materialization.request import Phase
+    from overlay.materialization.sharing.bringing import Brought
     from overlay.materialization.sharing.stored import Offer
-    from overlay.registry import Registry, Resolution
     from overlay.store import Store
 
-__all__ = ["PlannedPull", "plan_pull", "pull"]
+__all__ = ["PlannedPull", "plan_pull", "pull", "take", "work_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +67,9 @@ def plan_pull(model: str, url: str, options: Options = DEFAULTS) -> PlannedPull:
     if state := present_state(resolution, registry, options):
         return PlannedPull(resolution.model, url, state.tree.name if state.tree else None, 0, 0, is_present=True)
     with open_store(url) as store:
-        offer = _offer(store, resolution, registry, options)
-        missing = _missing(open_cache(options, create=False), offer)
-        size = sum(file.size for file in missing)
-        return PlannedPull(resolution.model, store.url, offer.tree.name, len(missing), size, is_present=False)
+        offer = find_offer(store, resolution, registry, options)
+        sizes = [step.size for step in work_of(offer, open_cache(options, create=False)).steps if step.how == "pull"]
+        return PlannedPull(resolution.model, store.url, offer.tree.name, len(sizes), sum(sizes), is_present=False)
 
 
 def pull(
@@ -106,64 +99,65 @@ def pull(
             resolution.model, state.tree, state.location, "present", Counters(), time.monotonic() - started
         )
     with open_store(url) as store:
-        offer = _offer(store, resolution, registry, options)
-        cache = open_cache(options, create=True)
-        check_location(cache.root, offer.location)
-        lock = cache.lock(offer.location, timeout=options.lock_timeout, on_wait=on_wait)
-        with lock, where_one_may(building(cache.root)):  # no collector takes what is found here meanwhile
-            brought = _bring(store, cache, _missing(cache, offer), phase)
-            _take_actions(store, cache, offer)
-            tree, location = _publish(cache, offer)
-    return Materialization(
-        resolution.model,
-        tree,
-        location,
-        "pulled",
-        Counters(downloaded=brought, written=brought),
-        time.monotonic() - started,
-        tuple(cache.notes),
+        offer = find_offer(store, resolution, registry, options)
+        done, brought = take(store, offer, options, phase, on_wait)
+    if done is None:
+        raise brought.errors[0]
+    return replace(done, seconds=time.monotonic() - started)
+
+
+def take(
+    store: Store, offer: Offer, options: Options, phase: Phase, on_wait: Callable[[str], None] | None
+) -> tuple[Materialization | None, Brought]:
+    """Bring a tree and publish it; None where the store did not give all of it.
+
+    Raises:
+        OverlayError: The cache cannot be written.
+    """
+    started = time.monotonic()
+    cache = open_cache(options, create=True)
+    check_location(cache.root, offer.location)
+    lock = cache.lock(offer.location, timeout=options.lock_timeout, on_wait=on_wait)
+    with lock, where_one_may(building(cache.root)):  # no collector takes what is found here meanwhile
+        work = work_of(offer, cache)
+        cache.require_room(work.room)
+        brought = bring(store, cache, work.pulled, phase)
+        if brought.errors:
+            return None, brought
+        _take_actions(store, cache, offer)
+        made = Made({file.path: file for file in offer.record.outputs})
+        published = publish(work, made, cache, Sealed(offer.tree.name, offer.tree.record, offer.record.outputs))
+    return (
+        Materialization(
+            work.plan.model,
+            published.tree,
+            published.location,
+            "pulled",
+            work.counters,
+            time.monotonic() - started,
+            (*offer.notes, *cache.notes),
+        ),
+        brought,
     )
 
 
-def _offer(store: Store, resolution: Resolution, registry: Registry, options: Options) -> Offer:
-    require_shareable(resolution)
-    location = find_state(
-        resolution, open_cache(options, create=False), options.rule, location_at_hand(resolution, options)
-    ).location
-    return find_offer(store, resolution, registry, options.rule, location.name if location else None)
+def work_of(offer: Offer, cache: Cache) -> Work:
+    """What bringing a tree takes: of each content one file, where the cache does not have it."""
+    record = offer.record
+    steps = tuple(_steps(record, cache))
+    outputs = tuple(step.output for step in steps)
+    plan = Plan(offer.model, record.rule or "", offer.location, outputs, notes=offer.notes)
+    room = sum(step.room for step in steps) + room_of_tree(steps, Links(cache.root, "auto"))
+    return Work(plan, steps, (), counters_of(steps), room)
 
 
-def _missing(cache: Cache, offer: Offer) -> list[RecordedFile]:
-    return [file for file in distinct(offer.record) if not cache.has_object(file.digest, file.size)]
-
-
-def _bring(store: Store, cache: Cache, files: list[RecordedFile], phase: Phase) -> int:
-    """Make objects of these files; bytes of tensor payload that came."""
-    total = sum(file.size for file in files)
-    cache.require_room(total)
-    with phase("pull", total) as update, ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-
-        def bring(file: RecordedFile) -> int:
-            stored = store.find_object(file.digest, file.size)
-            if stored is None:
-                raise NotHere(
-                    f"{store.url}: lacks {file.path} ({file.digest}), though it has the model",
-                    code="store-incomplete",
-                    hint="overlay push MODEL --anew, from a host that has the model",
-                    store=store.url,
-                    where=file.path,
-                )
-            with incoming(cache.root, file.digest) as path:
-                with writing(cache.root, f"write {file.path}"):
-                    store.get_object(stored, path, update)
-                made = cache.adopt_file(path, file.digest)
-            return file.size - read_header(made).data_start if file.tensors is not None else 0
-
-        try:
-            return sum(pool.map(bring, files))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+def _steps(record: Record, cache: Cache) -> Iterator[Step]:
+    coming: set[str] = set()
+    for file in record.outputs:
+        is_here = file.digest in coming or cache.has_object(file.digest, file.size)
+        coming.add(file.digest)
+        output = ScriptedFile(file.path, file.digest, file.size)
+        yield Step(output, "present" if is_here else "pull", Found(entry=file), payload_of(file), file.size)
 
 
 def _take_actions(store: Store, cache: Cache, offer: Offer) -> None:
@@ -174,18 +168,3 @@ def _take_actions(store: Store, cache: Cache, offer: Offer) -> None:
             entry = store.find_action(key)
             if entry is not None and entry["digest"] in digests:
                 cache.put_action(key, entry)
-
-
-def _publish(cache: Cache, offer: Offer) -> tuple[Path, Path]:
-    sealed = Sealed(offer.tree.name, offer.tree.record, offer.record.outputs)
-    tree = cache.tree_path(sealed.name)
-    with where_one_may(hold(cache.root, sealed.name)):
-        if not (tree.is_dir() and sealed.is_sound(tree)):
-            with cache.staging() as staging:
-                for file in offer.record.outputs:
-                    target = staging / "tree" / file.path
-                    cache.place_file(cache.object_path(file.digest), target, is_small(file.path, file.size))
-                with writing(cache.root, f"write {RECORD_NAME}"):
-                    (staging / "tree" / RECORD_NAME).write_bytes(sealed.record)
-                cache.publish_tree(staging / "tree", sealed.name, verify=sealed.is_sound)
-        return tree, cache.swing_location(offer.location, sealed.name)

@@ -15,8 +15,9 @@ from overlay.materialization.publishing import where_one_may
 from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.request import DEFAULTS, Options, open_cache, silent
 from overlay.materialization.resolve import present
+from overlay.materialization.sharing.bringing import FILES_AT_A_TIME
 from overlay.materialization.sharing.stored import label_of, pins_key, require_shareable
-from overlay.store import Store, StoredTree, open_store
+from overlay.store import StoredTree, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
     from overlay.cache import Cache
     from overlay.materialization.record import Record, RecordedFile
     from overlay.materialization.request import Phase
+    from overlay.store import Store
 
-__all__ = ["FILES_AT_A_TIME", "Pushed", "push"]
-
-FILES_AT_A_TIME = 4
-"""Each takes some 80 MiB: the chunks that are on their way."""
+__all__ = ["Pushed", "offer", "push"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +64,17 @@ def push(model: str, url: str, options: Options = DEFAULTS, *, anew: bool = Fals
         BrokenInput: A file of it is damaged, or the store has another tree for the same pins.
         OverlayError: The store cannot be written.
     """
+    with open_store(url) as store:
+        return offer(model, store, options, anew=anew, phase=phase)
+
+
+def offer(model: str, store: Store, options: Options, *, anew: bool = False, phase: Phase = silent) -> Pushed:
+    """As :func:`push`, to a store that is open."""
     started = time.monotonic()
     found, tree = present(model, options, wanted_by=("push", model))
     require_shareable(found.resolution)
     cache = open_cache(options, create=False)
-    with where_one_may(hold(cache.root, tree.name)), open_store(url) as store:
+    with where_one_may(hold(cache.root, tree.name)):
         record = read_record(tree)
         if record is None or record.tree is None or found.state.location is None:
             raise BrokenInput(f"{tree}: has no record", code="record-unreadable", where=str(tree))
@@ -81,7 +86,7 @@ def push(model: str, url: str, options: Options = DEFAULTS, *, anew: bool = Fals
         store.put_tree(StoredTree(record.tree, data, tuple(sorted(actions))), anew=anew)
         label, pins = label_of(found.resolution.model), pins_key(found.resolution, options.rule)
         store.put_model(label, pins, found.state.location.name, record.tree, anew=anew)
-        files = distinct(record)
+        files = _distinct(record)
         return Pushed(
             found.resolution.model,
             store.url,
@@ -93,20 +98,20 @@ def push(model: str, url: str, options: Options = DEFAULTS, *, anew: bool = Fals
         )
 
 
-def distinct(record: Record) -> list[RecordedFile]:
+def _distinct(record: Record) -> list[RecordedFile]:
     """One output of each content, largest first, so that no long file is left for the end."""
     return sorted({file.digest: file for file in record.outputs}.values(), key=lambda file: -file.size)
 
 
 def _offer_files(store: Store, tree: Path, record: Record, anew: bool, phase: Phase) -> int:  # noqa: FBT001  # private
-    files = distinct(record)
+    files = _distinct(record)
     with phase("push", sum(file.size for file in files)) as update, ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
 
-        def offer(file: RecordedFile) -> int:
+        def one(file: RecordedFile) -> int:
             return store.put_object(tree / file.path, file.digest, file.size, update, anew=anew)
 
         try:
-            return sum(pool.map(offer, files))
+            return sum(pool.map(one, files))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

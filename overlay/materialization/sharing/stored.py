@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere
 from overlay.fingerprint import action_key
+from overlay.formats.dtypes import tensor_nbytes
 from overlay.materialization.locking.of_tree import expected_tree
 from overlay.materialization.record import parse_record
+from overlay.materialization.request import open_cache
+from overlay.materialization.resolve import location_at_hand
 from overlay.materialization.sealing import portable
-from overlay.materialization.state import difference, is_settled
+from overlay.materialization.state import difference, find_state, is_settled
 
 if TYPE_CHECKING:
-    from overlay.materialization.record import Record
+    from overlay.materialization.record import Record, RecordedFile
+    from overlay.materialization.request import Options
     from overlay.registry import Registry, Resolution
     from overlay.store import Store, StoredTree
 
-__all__ = ["Offer", "find_offer", "label_of", "pins_key", "require_shareable"]
+__all__ = ["Offer", "find_offer", "label_of", "payload_of", "pins_key", "require_shareable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,29 +29,34 @@ class Offer:
     """A tree that a store has for a model.
 
     Attributes:
+        model: As the registry names it.
         location: Name of the location that leads to it.
         record: As it was read from ``tree``.
+        notes: What a user should know of the model.
     """
 
+    model: str
     location: str
     tree: StoredTree
     record: Record
+    notes: tuple[str, ...]
 
 
-def find_offer(store: Store, resolution: Resolution, registry: Registry, rule: str, location: str | None) -> Offer:
+def find_offer(store: Store, resolution: Resolution, registry: Registry, options: Options) -> Offer:
     """What a store has for a model; its record is proven, no file was asked for yet.
 
-    Args:
-        rule: The numeric rule that is wanted.
-        location: Name of the location that is wanted; None where that cannot be told without the overlay's files.
-
     Raises:
+        InvalidUsage: No other host could have offered it.
         NotHere: The store has no tree of these pins.
         BrokenInput: What it says is damaged, or of other pins.
         CheckFailed: The lock in force expects other output.
         OverlayError: It cannot be asked.
     """
-    model = resolution.model
+    require_shareable(resolution)
+    model, rule = resolution.model, options.rule
+    # None where it cannot be told without the overlay's files.
+    place = find_state(resolution, open_cache(options, create=False), rule, location_at_hand(resolution, options))
+    location = place.location.name if place.location else None
     found = store.find_model(label_of(model), pins_key(resolution, rule), location)
     if len(found) > 1:
         raise NotHere(
@@ -61,7 +70,8 @@ def find_offer(store: Store, resolution: Resolution, registry: Registry, rule: s
     for name, tree in found.items():
         stored = store.find_tree(tree)
         if stored is not None:
-            return Offer(name, stored, _proven(store, stored, resolution, registry, rule))
+            record = _proven(store, stored, resolution, registry, rule)
+            return Offer(model, name, stored, record, resolution.notes)
     raise NotHere(
         f"{store.url}: has no {model} of these pins",
         code="not-in-store",
@@ -78,6 +88,8 @@ def _proven(store: Store, stored: StoredTree, resolution: Resolution, registry: 
         raise _damaged(where, "its record is not the one that it was named by")
     if what := difference(record, resolution.entry, rule):
         raise _damaged(where, f"{what}, though it was offered for today's pins")
+    for file in record.outputs:
+        payload_of(file)
     expected = expected_tree(record, registry)
     if expected and (problems := expected.problems(record)):
         raise CheckFailed(
@@ -88,6 +100,15 @@ def _proven(store: Store, stored: StoredTree, resolution: Resolution, registry: 
             files=[problem.path for problem in problems],
         )
     return record
+
+
+def payload_of(file: RecordedFile) -> int:
+    """Bytes of a file's tensors, as its record has them.
+
+    Raises:
+        BrokenInput: There are no such tensors.
+    """
+    return sum(tensor_nbytes(tensor.dtype, tensor.shape, file.path) for tensor in file.tensors or ())
 
 
 def _damaged(where: str, what: str) -> BrokenInput:
