@@ -96,8 +96,11 @@ def rollback(
             if chosen.is_undo:
                 swing_location(cache.root, location, chosen.to.name)
             elif chosen.to.name != chosen.came_from.name:
-                note_rollback(cache.root, location, _note(cache, location, chosen))
+                note = _note(cache, location, chosen)
+                note_rollback(cache.root, location, note)
                 point_location(cache.root, location, chosen.to.name)
+                if rolled_back(cache.root, location, chosen.to.name) is None:  # a build without locks took it back
+                    note_rollback(cache.root, location, note)
         if not chosen.to.path.is_dir():
             raise _removed(chosen.to)
     return chosen

@@ -16,7 +16,7 @@ from support.models import copy_root, write_registry
 from support.small_models import BASE_REPO, MODEL, STYLE_REPO, small_adapter, write_peft, write_small_hub
 
 import overlay
-from overlay.cache import CacheRoot
+from overlay.cache import Cache, CacheRoot
 from overlay.cache.collecting import gc, rm
 from overlay.cache.listing import ls
 from overlay.cli._main import run
@@ -267,6 +267,24 @@ def test_a_collector_in_between(built: Generations, old: None, monkeypatch: pyte
     assert resolve(MODEL, built.now).state.is_in_force
 
 
+@pytest.mark.parametrize("step", ["hold", "note_rollback", "point_location"])
+def test_a_publication_in_between(built: Generations, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    """Where locks do nothing, a build may publish at any step: the rollback is as good, and as well known."""
+    real, cache = getattr(rollback_module, step), Cache.open(built.root.path, create=False)
+    location = resolve(MODEL, built.now).state.location
+    assert location is not None
+
+    def publish_first(*args: Any) -> Any:
+        cache.swing_location(location.name, built.trees[2])
+        return real(*args)
+
+    monkeypatch.setattr(rollback_module, step, publish_first)
+    rollback(MODEL, built.now)
+
+    assert built.here() == 2
+    assert materialize(MODEL, built.now).path == built.at(2)
+
+
 @pytest.mark.parametrize("step", ["note_rollback", "point_location"])
 def test_killed_in_between(built: Generations, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """A rollback that did not come to its end was none; the next one is."""
@@ -285,8 +303,6 @@ def test_it_waits_for_a_build_of_the_model(built: Generations) -> None:
     """One lock for both: whoever publishes the location is not overtaken; a timeout says who."""
     location = resolve(MODEL, built.now).state.location
     assert location is not None
-    from overlay.cache import Cache
-
     with Cache.open(built.root.path, create=False).lock(location.name, timeout=0):
         with pytest.raises(TryAgain) as caught:
             rollback(MODEL, replace(built.now, lock_timeout=0.0))
