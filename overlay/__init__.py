@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from overlay.materialization.serving.by_name import Staged, materialize_by_name
     from overlay.materialization.serving.dropping import Dropped, drop_source
     from overlay.materialization.serving.starting import start
+    from overlay.materialization.sharing.pull import pull
+    from overlay.materialization.sharing.push import Pushed, push
     from overlay.materialization.survey import Work
     from overlay.materialization.verify import Verification, verify
 
@@ -54,6 +56,9 @@ _PLACES = {
     "Dropped": "overlay.materialization.serving.dropping",
     "drop_source": "overlay.materialization.serving.dropping",
     "start": "overlay.materialization.serving.starting",
+    "pull": "overlay.materialization.sharing.pull",
+    "Pushed": "overlay.materialization.sharing.push",
+    "push": "overlay.materialization.sharing.push",
     "Work": "overlay.materialization.survey",
     "Verification": "overlay.materialization.verify",
     "verify": "overlay.materialization.verify",
@@ -67,6 +72,7 @@ __all__ = [
     "Materialization",
     "Options",
     "OverlayError",
+    "Pushed",
     "Resolved",
     "Staged",
     "Start",
@@ -81,6 +87,8 @@ __all__ = [
     "materialize_by_name",
     "parse_server",
     "plan",
+    "pull",
+    "push",
     "resolve",
     "start",
     "verify",

@@ -20,7 +20,7 @@ SURFACE = {
     "overlay check": f"[MODEL]... --base --against --same --revision --fail-on --output {SERVER} {COMMON}",
     "overlay lock": f"[MODEL]... --from-build --dry-run {COMMON}",
     "overlay prewarm": "MODEL... --dry-run --only --allow-floating --allow-script --stage-source --drop-source "
-    f"--link --lock-timeout {SERVER} {BUILD} {COMMON}",
+    f"--store --link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay adopt": f"MODEL_OR_DIR --dry-run --allow-floating --link --lock-timeout {SERVER} {BUILD} {COMMON}",
     "overlay push": f"MODEL... --store --anew --rule {SERVER} {COMMON}",
     "overlay pull": f"MODEL... --store --dry-run --rule {SERVER} --lock-timeout {COMMON}",
