@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from support.s3_server import S3Server, answer, cut_download, cut_upload, flipped, lost_answer, slow
+from support.s3_server import S3Server, answer, cut_download, cut_upload, flipped, lost_answer, silent, slow
 
 from overlay.errors import BrokenInput, InvalidUsage, NotHere, OverlayError, Refused, TryAgain
 from overlay.fingerprint import file_digest
@@ -207,6 +207,7 @@ def test_wrong_bytes_once(s3: S3Server, store: Store, file: Path, tmp_path: Path
         (INTERNAL, "GET", TryAgain, "store-unreachable", TRIES),
         (SLOW_DOWN, "GET", TryAgain, "store-unreachable", TRIES),
         (answer("400 Bad Request", "AuthorizationHeaderMalformed"), "GET", Refused, "store-refused", 1),
+        (answer("301 Moved Permanently", "PermanentRedirect"), "PUT", Refused, "store-refused", 2),  # by region
         (answer("501 Not Implemented", "NotImplemented"), "GET", Refused, "store-refused", 1),
         (DENIED, "PUT", Refused, "store-refused", 1),
         (DENIED, "HEAD", Refused, "store-refused", 1),
@@ -303,6 +304,17 @@ def test_nobody_listens(s3: S3Server, monkeypatch: pytest.MonkeyPatch, call: str
         CALLS[call]("s3://bucket/prefix")
     assert caught.value.code == "store-unreachable"
     assert time.monotonic() - started < 10
+
+
+def test_silence(s3: S3Server, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that takes requests and never answers is given up as one that is not there."""
+    monkeypatch.setattr("s3fs.core.S3FileSystem.read_timeout", 0.1)
+    release = threading.Event()
+    s3.fail(silent(release), "GET")
+    with pytest.raises(TryAgain, match="7 tries") as caught:
+        open_bucket(url).read("a", 1)
+    release.set()
+    assert caught.value.code == "store-unreachable"
 
 
 def test_waits_are_bounded() -> None:

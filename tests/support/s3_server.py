@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Environ = dict[str, Any]
     Fault = Callable[["Request"], Iterator[bytes]]
 
-__all__ = ["Request", "S3Server", "answer", "cut_download", "cut_upload", "flipped", "lost_answer", "slow"]
+__all__ = ["Request", "S3Server", "answer", "cut_download", "cut_upload", "flipped", "lost_answer", "silent", "slow"]
 
 
 class _Quiet(WSGIRequestHandler):
@@ -182,5 +182,16 @@ def slow(release: threading.Event) -> Fault:
             yield body[at : at + 1]
             if release.wait(0.2):
                 return
+
+    return fault
+
+
+def silent(release: threading.Event) -> Fault:
+    """No answer before it is released, and none then."""
+
+    def fault(request: Request) -> Iterator[bytes]:
+        release.wait()
+        request.cut()
+        yield b""  # never, but this makes it one of the others
 
     return fault
