@@ -23,7 +23,7 @@ from overlay.materialization.preparing import (
 )
 from overlay.materialization.publishing import Materialization, Published, publish, seal, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
-from overlay.materialization.rollback import hit_notes
+from overlay.materialization.rollback import hit_notes, rollback_notes
 from overlay.materialization.scripted.run import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import run_report
 from overlay.materialization.sharing.filling import filling_of
@@ -55,7 +55,8 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
     """
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
-    is_present = present_state(resolution, registry, options) is not None
+    state = present_state(resolution, registry, options)
+    is_present = state is not None
     with filling_of(replace(options, store=None) if is_present else options) as filling:
         if offer := filling.tree(resolution, registry):
             cache = open_cache(options, create=False)
@@ -63,7 +64,7 @@ def plan(model: str, options: Options = DEFAULTS, *, phase: Phase = silent) -> W
             cache.require_writable()
             return work_of(offer, cache)
         work = _planned(resolution, options, phase, filling, is_present=is_present)
-        return replace(work, notes=(*work.notes, *filling.notes))
+        return replace(work, notes=(*work.notes, *filling.notes, *rollback_notes(state)))
 
 
 def _planned(resolution: Resolution, options: Options, phase: Phase, filling: Filling, *, is_present: bool) -> Work:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from overlay.cache.listing import TreeInfo
     from overlay.materialization.state import State
 
-__all__ = ["Rollback", "hit_notes", "rollback"]
+__all__ = ["Rollback", "hit_notes", "rollback", "rollback_notes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,18 @@ def rollback(
     return chosen
 
 
+def rollback_notes(state: State | None) -> tuple[str, ...]:
+    """What is said of a model that is left as it is because a user rolled it back."""
+    if state is None or state.rolled_back_from is None:
+        return ()
+    return (f"{state.why}; it stays so until overlay rollback --undo",)
+
+
 def hit_notes(state: State, options: Options) -> tuple[str, ...]:
-    """What a run says of a model that it leaves as it is; that the tree was found in its place is noted."""
-    if state.rolled_back_from is not None:
-        return (f"{state.why}; it stays so until overlay rollback --undo",)
-    if state.tree is not None:
+    """The same after a run, which notes that it found the tree in its place."""
+    if state.tree is not None and state.name == "present":
         found_current(open_cache(options, create=False).root, state.tree.name)
-    return ()
+    return rollback_notes(state)
 
 
 def _chosen(cache: Cache, model: str, location: str, *, to: str | None, undo: bool) -> Rollback:

@@ -26,6 +26,7 @@ from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.request import Options
 from overlay.materialization.resolve import present, resolve
 from overlay.materialization.rollback import rollback
+from overlay.materialization.sharing.pull import pull
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,11 +150,14 @@ def test_a_run_of_the_same_pins_leaves_it(built: Generations) -> None:
     rollback(MODEL, built.now)
     before = links(built.root)
 
-    assert plan(MODEL, built.now).is_present
+    planned = plan(MODEL, built.now)
+    assert planned.is_present
+    assert any("rolled back from" in note for note in planned.notes)
     done = materialize(MODEL, built.now)
 
     assert (done.result, done.path) == ("present", built.at(2))
     assert any("rolled back from" in note and "--undo" in note for note in done.notes)
+    assert pull(MODEL, "nowhere", built.now).notes == done.notes
     assert links(built.root) == before
 
 

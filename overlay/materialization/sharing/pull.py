@@ -16,6 +16,7 @@ from overlay.materialization.lookup import Found
 from overlay.materialization.preparing import present_state
 from overlay.materialization.publishing import Materialization, Sealed, publish, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved, silent
+from overlay.materialization.rollback import hit_notes
 from overlay.materialization.sharing.bringing import bring
 from overlay.materialization.sharing.stored import find_offer, payload_of
 from overlay.materialization.survey import Counters, Step, Work, counters_of, room_of_tree
@@ -96,7 +97,13 @@ def pull(
     resolution = resolved(model, registry, options)
     if state := present_state(resolution, registry, options):
         return Materialization(
-            resolution.model, state.tree, state.location, "present", Counters(), time.monotonic() - started
+            resolution.model,
+            state.tree,
+            state.location,
+            "present",
+            Counters(),
+            time.monotonic() - started,
+            hit_notes(state, options),
         )
     with open_store(url) as store:
         offer = find_offer(store, resolution, registry, options)
