@@ -110,7 +110,7 @@ def rollback(common: Common, model: str, to: str | None, *, undo: bool, dry_run:
         to=Generation.of(done.to),
     )
     common.output.result(document, lambda: _text(document))
-    if document.result == "rolled-back":
+    if document.result == "rolled-back" and not dry_run:
         flags = (*rule_flags(choices["rule"]), *server_flags(choices["server"]))
         common.output.remark(f"to go forward again: {common.command('rollback', model, '--undo', *flags)}")
 

@@ -139,7 +139,7 @@ def _chosen(cache: Cache, model: str, location: str, *, to: str | None, undo: bo
     elif to is not None:
         wanted = to
     else:
-        wanted = _previous(model, now, groups)
+        wanted = _previous(model, now, groups, is_rolled_back=before is not None)
     if wanted not in trees:
         raise NotHere(
             f"{cache.root.path}: holds no materialization of {model} named {wanted}",
@@ -160,15 +160,15 @@ def _undone(model: str, before: RolledBack | None) -> str:
     return before.came_from
 
 
-def _previous(model: str, now: TreeInfo, groups: Sequence[tuple[TreeInfo, ...]]) -> str:
+def _previous(model: str, now: TreeInfo, groups: Sequence[tuple[TreeInfo, ...]], *, is_rolled_back: bool) -> str:
     """The newest tree of the generation before this one; for which consumer it was made does not matter."""
     here = next(number for number, group in enumerate(groups) if now in group)
     if here + 1 == len(groups):
+        forward = f", or go forward: overlay rollback {shlex.quote(model)} --undo" if is_rolled_back else ""
         raise NotHere(
             f"{model}: no generation before {now.name} is in the cache",
             code="no-previous",
-            hint="pin the older revisions in the registry and build them (overlay prewarm), or go forward with "
-            f"overlay rollback {shlex.quote(model)} --undo",
+            hint=f"pin the older revisions in the registry and build them (overlay prewarm){forward}",
             model=model,
             tree=now.name,
         )

@@ -325,7 +325,8 @@ def command(built: Generations, *words: str) -> int:
 def test_as_a_command(built: Generations, capsys: pytest.CaptureFixture[str]) -> None:
     """From, to, when built, pins; then path, prewarm, resolve and ls say what is so; undo ends it."""
     assert command(built, "rollback", MODEL, "--dry-run") == 0
-    assert "would be rolled back" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert ("would be rolled back" in said.out, said.err) == (True, "")
     assert command(built, "rollback", MODEL) == 0
     said = capsys.readouterr()
     for text in (
