@@ -13,18 +13,19 @@ import pytest
 from hub_server import HubServer
 from support.checkpoints import copy_hub
 from support.hubs import client_of
+from support.locks import lock_of, write_lock
 from support.models import VDN, options
 from support.published_rule import files_of
 
 from overlay.cli._main import run
 from overlay.demo.revisions import bump_readme, bump_turbo_block
 from overlay.errors import InvalidUsage, Refused, TryAgain
-from overlay.fingerprint import bytes_digest
+from overlay.fingerprint import bytes_digest, file_digest
 from overlay.fingerprint.entries import entry_bytes, entry_in
 from overlay.formats.header import read_header
 from overlay.materialization.content import Problem
 from overlay.materialization.materialize import materialize, plan
-from overlay.materialization.record import RECORD_NAME
+from overlay.materialization.record import RECORD_NAME, read_record
 from overlay.materialization.sharing.push import push
 from overlay.materialization.survey import Counters
 from overlay.materialization.verify import verify
@@ -339,6 +340,34 @@ def test_the_lock_in_force_decides(
         done = materialize(VDN, options(shared_build.hub, tmp_path / "other/root", store=store))
     assert done.result == "built"
     assert any("the lock expects another" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("judge", ["lock", "nobody"])
+def test_a_shard_of_other_values_is_built_where_the_lock_knows_better(
+    shared_build: Built, store: str, tmp_path: Path, judge: str
+) -> None:
+    """Whoever may write to a store is trusted with what no lock says; a lock has it built again."""
+    is_locked, chosen = judge == "lock", options(shared_build.hub, tmp_path / "other/root", store=store)
+    document = lock_of(VDN, shared_build.options(), shared_build.hub.root, shared_build.tree)
+    if is_locked:
+        write_lock(VDN, chosen, document)
+    shutil.rmtree(Path(store, "v1/models"))
+    sample = tmp_path / "sample"
+    data = (shared_build.tree / SHARDS[0]).read_bytes()
+    sample.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    wrong = file_digest(sample, "sha256")
+    right = {item.path: item.digest for item in read_record(shared_build.tree).outputs}[SHARDS[0]]
+    with open_store(store) as opened:
+        opened.put_object(sample, wrong, len(data), lambda _: None)
+    for path in Path(store, "v1/actions").iterdir():
+        entry = entry_in(path.read_bytes(), 1, path.stem)
+        if entry["digest"] == right:
+            path.write_bytes(entry_bytes(1, path.stem, {**entry, "digest": wrong}))
+    work, done = plan(VDN, chosen), materialize(VDN, chosen)
+    assert SHARDS[0] in pulled(work)
+    assert done.path is not None
+    assert (done.path / SHARDS[0]).read_bytes() == (data if is_locked else sample.read_bytes())
+    assert any("only when built again" in note for note in done.notes) == is_locked
 
 
 def test_a_local_source_has_no_name_in_a_store(hub: HubFolder, store: str, tmp_path: Path) -> None:
