@@ -26,6 +26,7 @@ _HIDDEN = (
     "HUGGINGFACE_",
     "OVERLAY_",
     "SGLANG_",
+    "AWS_",
     "TRANSFORMERS_",
     "XDG_",
     "MKL_",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from support.models import VDN, options, vdn_registry
 from support.published_rule import files_of
-from support.s3_server import S3Server, answer
+from support.s3_server import S3Server, answer, slow
 
 from overlay.consumers.sglang import overlay_fingerprint
 from overlay.errors import NotHere, Refused, TryAgain
@@ -71,3 +76,27 @@ def test_a_model_is_shared(s3: S3Server, shared_build: Built, tmp_path: Path) ->
     done = pull(VDN, url, host)
     assert done.path is not None
     assert files_of(done.path) == files_of(shared_build.tree)
+
+
+@pytest.mark.slow  # a process of its own
+def test_an_interrupt_ends_a_slow_pull(s3: S3Server, shared_build: Built, tmp_path: Path) -> None:
+    """Within seconds, though several files are on their way; what had come is gone on with."""
+    url, release, host = s3.bucket("interrupted"), threading.Event(), elsewhere(shared_build, tmp_path)
+    push(VDN, url, builder(shared_build))
+    s3.fail(slow(release), "GET", "v1/chunks/")
+    s3.log.clear()
+    program = "from overlay.cli import main; main()"
+    args = ["pull", VDN, "--store", url, "--registry", str(host.registry), "--cache-root", str(host.cache_root)]
+    with subprocess.Popen([sys.executable, "-c", program, *args], stderr=subprocess.PIPE, text=True) as child:
+        while sum("v1/chunks/" in line for line in s3.log) < 3:
+            assert child.poll() is None
+            time.sleep(0.05)
+        started = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+        assert time.monotonic() - started < 5
+        assert child.stderr is not None
+        assert "interrupted" in child.stderr.read()
+    release.set()
+    s3.heal()
+    assert pull(VDN, url, host).result == "pulled"

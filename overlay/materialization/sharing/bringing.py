@@ -69,6 +69,7 @@ def bring(store: Store, cache: Cache, files: Iterable[RecordedFile], phase: Phas
         try:
             list(pool.map(one, wanted))
         except BaseException:
+            store.close()
             pool.shutdown(cancel_futures=True)
             raise
     return brought

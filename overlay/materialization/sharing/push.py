@@ -113,6 +113,7 @@ def _offer_files(store: Store, tree: Path, record: Record, anew: bool, phase: Ph
         try:
             return sum(pool.map(one, files))
         except BaseException:
+            store.close()
             pool.shutdown(cancel_futures=True)
             raise
 
