@@ -71,7 +71,6 @@ def _planned(resolution: Resolution, options: Options, phase: Phase, filling: Fi
     cache = open_cache(options, create=False)
     memo = open_memo(cache, write=False)
     in_force = None if is_present else lock_in_force(resolution)
-    require_trusted(resolution, allowed=options.allow_script or is_present)
     inventory = inventory_of(resolution, options, memo)
     the_plan = plan_of(inventory, in_force, options, memo, phase)
     if not options.only:
@@ -85,7 +84,7 @@ def _planned(resolution: Resolution, options: Options, phase: Phase, filling: Fi
         return replace(work, is_present=True)
     if not work.is_done or cache.location_target(the_plan.location) is None:
         cache.require_writable()
-    return replace(work, notes=(*work.notes, *script_notes(the_plan)))
+    return replace(work, notes=(*work.notes, *script_notes(the_plan, resolution, allowed=options.allow_script)))
 
 
 def materialize(

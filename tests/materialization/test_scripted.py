@@ -325,11 +325,12 @@ def test_a_registry_that_was_found_enables_nothing(
     monkeypatch.delenv("OVERLAY_REGISTRY", raising=False)
     found = replace(options, registry=None)
     assert load_registry().is_found
-    for run in (plan, materialize):
-        with pytest.raises(Untrusted, match="found from the working directory") as caught:
-            run(MODEL, found)
-        assert caught.value.code == "script-not-allowed"
-        assert "--allow-script" in str(caught.value.hint)
+    with pytest.raises(Untrusted, match="found from the working directory") as caught:
+        materialize(MODEL, found)
+    assert caught.value.code == "script-not-allowed"
+    assert "--allow-script" in str(caught.value.hint)
+    assert plan(MODEL, found).notes[-1].endswith("not named: the run needs --allow-script")
+    assert not any("--allow-script" in note for note in plan(MODEL, replace(found, allow_script=True)).notes)
     assert stand_in.jobs == []
     assert materialize(MODEL, replace(found, allow_script=True)).result == "built"
     assert materialize(MODEL, found).result == "present"  # nothing has to run

@@ -141,8 +141,11 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
     return plan, run
 
 
-def script_notes(plan: Plan) -> tuple[str, ...]:
-    """What a dry run says of a script that is still to run.
+def script_notes(plan: Plan, resolution: Resolution, *, allowed: bool) -> tuple[str, ...]:
+    """What a dry run says of a script that is still to run; the dry run itself needs no permission.
+
+    Args:
+        allowed: As of :func:`require_trusted`.
 
     Raises:
         Untrusted: There is no sandbox here (``sandbox-unavailable``).
@@ -155,7 +158,12 @@ def script_notes(plan: Plan) -> tuple[str, ...]:
     wheels = f", with {', '.join(wheel.name for wheel in script.wheels)}" if script.wheels else ""
     most, sandbox = format_bytes(script.limits.disk or 0), require_sandbox().name
     runs = f"runs {script.path} of the overlay (sha256 {script.sha256}) in {sandbox}{wheels}"
-    return (f"{runs}: what it writes is known then, at most {most}",)
+    found = f"{resolution.registry_path}, which pins it, was found from the working directory, not named"
+    refused = resolution.script_is_found and not allowed
+    return (
+        f"{runs}: what it writes is known then, at most {most}",
+        *([f"{found}: the run needs --allow-script"] if refused else []),
+    )
 
 
 def _check(plan: Plan, inputs: Inputs, job: Job) -> dict[str, tuple[int, ...]]:
