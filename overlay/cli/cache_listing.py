@@ -88,7 +88,7 @@ class CacheDetails:
 @click.command("ls")
 @common_options
 def list_models(common: Common) -> None:
-    """List what is materialized: which generation, size, last use, location."""
+    """List what is materialized: generation, size, use, location."""
     from overlay.cache import choose_root
     from overlay.cache.collecting import unreferenced
     from overlay.cache.generations import standings

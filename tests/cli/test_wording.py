@@ -152,8 +152,9 @@ def test_cache_paths_may_be_relative(said: Any, world: World, monkeypatch: pytes
 # What is kept, and what waits
 
 
-def test_gc_says_why_a_limit_is_not_met(said: Any, world: World) -> None:
+def test_gc_says_why_a_limit_is_not_met(said: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A young tree stays whatever the limit; as text and as JSON."""
+    monkeypatch.setattr("overlay.cache.collecting.LAST_GENERATIONS", 0)
     fake_tree(world, "young")
     fake_tree(world, "old", age=7200)
     out, err = said("cache", "gc", "--max-size", "1B", "--dry-run")
