@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Occurrences
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -214,7 +215,10 @@ def survey(
         plan,
         steps,
         missing,
-        counters_of(steps) + learning_counters(unlearned, repos) + downloading_counters(missing, repos),
+        counters_of(steps)
+        + learning_counters(unlearned, repos)
+        + downloading_counters(missing, repos)
+        + (_pulled_at_most(undecided, steps, missing, repos) if fill is not None else Counters()),
         sum(step.room for step in steps)
         + (room_of_tree(steps, links) if publishes else 0)
         + room_for(missing, repos, cache)
@@ -229,6 +233,22 @@ def _at_most(undecided: Sequence[Step], unlearned: Sequence[Input]) -> str:
     adapters = " and ".join(source.path for source in unlearned)
     verb = "is" if len(unlearned) == 1 else "are"
     return f"at most: which of {counted(len(undecided), 'shard')} change is known once {adapters} {verb} read"
+
+
+def _pulled_at_most(
+    undecided: Sequence[Step], steps: Sequence[Step], missing: Iterable[Input], repos: Mapping[str, Repo]
+) -> Counters:
+    """What comes if a store has all of these files, beyond what would be fetched for each of them alone."""
+    needed = {step.output.path: set(inputs_of(step.output)) for step in steps if step.moves_bytes}
+    shares = Occurrences(source for sources in needed.values() for source in sources)
+    learned = {source for step in undecided for source in step.found.unlearned}
+    spared = {source: _payload(repos[source.repo], source) for source in missing if source not in learned}
+    return Counters(
+        downloaded=sum(
+            max(0, step.payload - sum(spared.get(s, 0) for s in needed[step.output.path] if shares[s] == 1))
+            for step in undecided
+        )
+    )
 
 
 def downloading_counters(missing: Iterable[Input], repos: Mapping[str, Repo]) -> Counters:

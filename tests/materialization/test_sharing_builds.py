@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,16 @@ def test_two_hosts_with_one_store(shared_build: Built, tmp_path: Path, monkeypat
     assert tree(second) == tree(first)
 
 
+def test_a_first_build_costs_what_the_plan_says(
+    hub: HubFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a store that has nothing yet, to the byte: each shard is as large as what it is made of."""
+    with online(hub, tmp_path, monkeypatch):
+        host = options(hub, tmp_path / "root", store=str(tmp_path / "empty"), hub=None)
+        work = plan(VDN, host)
+        assert materialize(VDN, host).counters == work.counters
+
+
 def test_an_unchanged_shard_is_brought_instead_of_built(
     hub: HubFolder, store: str, tmp_path: Path, asked: list[str]
 ) -> None:
@@ -214,6 +224,8 @@ def test_a_bump_of_one_adapter_block_brings_the_other_shards(
     assert len(asked) == len(reused)
     assert 0 < done.counters.written - done.counters.downloaded < fresh.counters.written
     assert done.counters.read < work.counters.read
+    spared = asdict(work.counters - done.counters)
+    assert min(spared.values()) >= 0
 
 
 @pytest.mark.parametrize("folder", ["chunks", "objects", "actions", "trees", "models"])
