@@ -73,8 +73,8 @@ def env(
 
     By path the server loads the directory: no source, no Hub, no key. By name it looks for the directory by itself, and
     needs the source in the Hub's cache before it does; with --with-override it is told the pins in force. Status 3, and
-    nothing printed, when the model is not there. What stands behind -- becomes part of the command. With -q there are
-    no comments.
+    nothing printed, when the model is not there or, by name, what the server looks up before it. What stands behind --
+    becomes part of the command. With -q there are no comments.
 
     For example: launch=$(overlay env MODEL --for sglang -- --port 30000) && eval "$launch"
     """

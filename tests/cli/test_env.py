@@ -63,9 +63,10 @@ def test_by_path(world: World, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_library_says_the_same(world: World, document: Any) -> None:
     """`overlay.start` is what is printed: by path unless the server is told the pins, and then by name."""
     for with_override in (False, True):
-        options = overlay.Options(server=overlay.parse_server("sglang==0.5.23", with_override=with_override))
+        server = overlay.parse_server("sglang==0.5.23", with_override=with_override)
+        options = overlay.Options(server=server, hub=Path(os.environ["OVERLAY_HUB"]))
         found = overlay.start(MODEL, options)
-        printed = document("env", "env", MODEL, *options.server.flags)
+        printed = document("env", "env", MODEL, *server.flags)
         assert overlay.start(MODEL, options, flags=["--port", "1"]).command == (*found.command, "--port", "1")
 
         assert (list(found.command), dict(found.env)) == (printed["command"], printed["env"])

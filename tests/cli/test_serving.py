@@ -84,7 +84,7 @@ def test_dropping(world: Served, document: Callable[..., dict[str, Any]], capsys
 
 
 def test_a_dropped_source_is_found_missing(world: Served, document: Callable[..., dict[str, Any]]) -> None:
-    """Staged, a server finds the model, and check says so; dropped, it would not start: check and env say that."""
+    """Staged, a server finds the model, and check says so; dropped, check says that and env prints no launch."""
     server = ("--for", "sglang==0.5.23")
     fix = f"overlay prewarm {VDN} --stage-source --for sglang==0.5.23"
 
@@ -92,28 +92,31 @@ def test_a_dropped_source_is_found_missing(world: Served, document: Callable[...
         [model] = document("check", "check", VDN, *server, "--fail-on", "never", *flags, status=status)["models"]
         return {item["code"]: item for item in model["findings"]}
 
-    def notes() -> list[str]:
-        return [
-            note for note in document("env", "env", VDN, *server, "--by", "name")["notes"] if "will not find it" in note
-        ]
+    by_name = ("env", VDN, *server, "--by", "name")
+
+    def refused() -> dict[str, Any]:
+        error = document("error", *by_name, status=3)["error"]
+        assert (error["code"], "will not find it" in error["message"]) == ("source-not-staged", True)
+        return error
 
     assert run(["prewarm", VDN, *server, "--stage-source", "-q"]) == 0
     assert "in the Hub cache" in found()["server-finds"]["message"]
-    assert notes() == []
+    assert not any("Hub's cache" in note for note in document("env", *by_name)["notes"])
     assert run([*DROP, "-q"]) == 0
-    assert notes()
+    assert refused()["hint"] == fix
     assert "not-checked" in found("--offline", status=3)  # nothing of the source is left, and no lock says what it was
     told = found()
     assert "server-finds" not in told
     assert told["source-not-staged"]["fix"] == fix
     assert run(["lock", VDN, "-q"]) == run([*DROP, "-q"]) == 0
     assert found("--offline")["source-not-staged"]["fix"] == fix  # by the lock alone
-    assert notes()
+    assert refused()["hint"] == fix
     assert run([*STAGE, "-q"]) == 0
     assert "server-finds" in found("--offline")
-    assert notes() == []
+    assert not any("Hub's cache" in note for note in document("env", *by_name)["notes"])
     world.set_main(VDN, "c" * 40)
-    assert found()["branch-elsewhere"]["message"] in notes()[0]
+    assert found()["branch-elsewhere"]["message"] in refused()["message"]
+    assert f"overlay env {VDN} --for sglang==0.5.23" in refused()["hint"]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,8 @@ def test_the_pins_of_the_table_are_looked_for_and_built(tmp_path: Path) -> None:
     warmed = Warmed("/cache", frozenset({location_of(subject)}))
     finds, not_told = findings_of(subject, warmed=warmed)
     assert codes([finds, not_told]) == ["server-finds", "source-not-told"]
-    assert finds.message == f"{NEWEST} finds {location_of(subject)} in /cache"
+    looked = "; whether the Hub cache has what it asks for before that was not looked at"
+    assert finds.message == f"{NEWEST} finds {location_of(subject)} in /cache{looked}"
     assert finds.severity == "note"
 
 

@@ -10,6 +10,7 @@ from overlay.contract.checks.look import prewarm_fix
 from overlay.contract.finding import found
 from overlay.errors import NotHere
 from overlay.hub.lock_repo import LockRepo
+from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,11 +71,14 @@ def check_staged(
         )
         return
     in_hub_cache = bool(lookup.parts)
+    asks = resolution.source_folder is None or entry.overlay is None or entry.overlay.revision != LOCAL
+    before = ", and what it asks for before that in the Hub cache"
+    if not in_hub_cache:
+        before = "; whether the Hub cache has what it asks for before that was not looked at" if asks else ""
     yield found(
         "server-finds",
         entry,
-        f"{look.server} finds {name} in {warmed.root}"
-        f"{', and what it asks for before that in the Hub cache' if in_hub_cache else ''}",
+        f"{look.server} finds {name} in {warmed.root}{before}",
         server=str(look.server),
         location=name,
         root=warmed.root,

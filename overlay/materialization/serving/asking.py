@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from overlay.consumers.staged import Lookup
-from overlay.errors import InvalidUsage, OverlayError
+from overlay.consumers.staged import Lacking, Lookup
+from overlay.errors import InvalidUsage, NotHere
 from overlay.formats.manifest import read_manifest
 from overlay.formats.overlay_repo import METADATA_PATTERNS
 from overlay.hub import HubRepo, open_repo
@@ -16,6 +16,7 @@ from overlay.materialization.request import open_cache, open_memo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from overlay.consumers.staged import Obstacle
     from overlay.hub import Repo
     from overlay.materialization.request import Options
     from overlay.registry import Pin, Resolution
@@ -42,13 +43,16 @@ def asking(resolution: Resolution, options: Options) -> Lookup:
     return Lookup(resolution, read_manifest(overlay), overlay, source)
 
 
-def lacking(resolution: Resolution, options: Options) -> str:
-    """What keeps a server without a connection from its directory, in words; empty where it finds everything."""
+def lacking(resolution: Resolution, options: Options) -> tuple[Obstacle, ...]:
+    """What keeps a server without a connection from its directory.
+
+    Raises:
+        OverlayError: As of :func:`asking`, but that something is not here, which is an obstacle.
+    """
     try:
-        obstacles = list(asking(resolution, replace(options, offline=True)).obstacles())
-    except OverlayError as error:
-        return error.message
-    return "; ".join(obstacle.said(options.server) for obstacle in obstacles)
+        return tuple(asking(resolution, replace(options, offline=True)).obstacles())
+    except NotHere as error:
+        return (Lacking(error.message),)
 
 
 def _opened(pin: Pin, options: Options, only: Sequence[str] | None = None) -> Repo:

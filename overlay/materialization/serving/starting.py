@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from overlay.consumers import sglang
 from overlay.consumers.launch import FilesBelow, by_name, by_path, native_partitions, why_not_known
 from overlay.consumers.layouts import transformer_of, why_not_loaded
-from overlay.errors import CheckFailed, InvalidUsage
+from overlay.consumers.staged import Lacking
+from overlay.errors import CheckFailed, InvalidUsage, NotHere, OverlayError
 from overlay.hub.hub_cache import hub_cache
 from overlay.materialization.request import DEFAULTS, Options, open_cache
-from overlay.materialization.resolve import present, resolve
+from overlay.materialization.resolve import present, prewarm_words, resolve
 from overlay.materialization.serving.asking import lacking
-from overlay.materialization.serving.checks import no_overlay, require_known
+from overlay.materialization.serving.checks import no_overlay, refused, require_known
 from overlay.registry import LOCAL
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def start(model: str, options: Options = DEFAULTS, *, by: By | None = None, flag
 
     Raises:
         InvalidUsage: No server is named, or not one that is started in this way.
-        NotHere: The model is not here as the registry pins it, and as this server looks for it.
+        NotHere: The model is not here as the registry pins it, and as this server looks for it; or, by name, what the
+            server looks up first is not in the Hub's cache.
         CheckFailed: The server loads another layout, or does not look for what is built here.
     """
     if way(options.server, by) == "path":
@@ -123,6 +125,9 @@ def start_by_name(resolution: Resolution, model: str, options: Options, flags: S
         model: What the resolution is of, as it was named: a server's key may hold it as it is spelt.
         options: They name the server.
         flags: As of :func:`start`.
+
+    Raises:
+        NotHere: The Hub's cache lacks what the server asks for first, or leads it elsewhere (``source-not-staged``).
     """
     entry, source, server = resolution.entry, resolution.source_folder, _named(options)
     if entry.overlay is None:
@@ -135,18 +140,33 @@ def start_by_name(resolution: Resolution, model: str, options: Options, flags: S
         folders.append(Path(model if is_direct else entry.overlay.repo))
     root = open_cache(options, create=False).root.path
     found = by_name(entry, server, given, folders, root, hub_cache())
-    notes = (*_notes_of_entry(resolution, server), *_not_staged(resolution, options))
+    notes = (*_notes_of_entry(resolution, server), *_require_staged(model, resolution, options))
     return replace(found, command=(*found.command, *flags), notes=notes)
 
 
-def _not_staged(resolution: Resolution, options: Options) -> Iterator[str]:
-    """What the server will ask the Hub's cache for in vain, before it looks for the directory."""
+def _require_staged(model: str, resolution: Resolution, options: Options) -> tuple[str, ...]:
+    """Refuse what the server asks the Hub's cache for in vain, before it looks for the directory; gives the doubts."""
     server = _named(options)
     if options.hub is not None:
-        yield f"whether {server} finds overlay and source in the Hub's cache was not looked at: {options.hub} stands in"
-        return
-    if lacks := lacking(resolution, options):
-        yield f"{server} will not find it: it looks overlay and source up first, and without a connection; {lacks}"
+        return (
+            f"whether {server} finds overlay and source in the Hub's cache was not looked at: {options.hub} stands in",
+        )
+    try:
+        obstacles = lacking(resolution, options)
+    except OverlayError as error:
+        return (f"whether {server} finds overlay and source in the Hub's cache cannot be told: {error.message}",)
+    if not obstacles:
+        return ()
+    first, lacks = obstacles[0], [obstacle.said(server) for obstacle in obstacles]
+    staged = shlex.join(["overlay", *prewarm_words(model, resolution, options, by_name=True)])
+    raise NotHere(
+        f"{model}: {server} will not find it: it looks overlay and source up first, and without a connection;"
+        f" {'; '.join(lacks)}",
+        code="source-not-staged",
+        hint=staged if isinstance(first, Lacking) else refused(first, resolution.entry, options).hint,
+        model=model,
+        lacks=lacks,
+    )
 
 
 def _named(options: Options) -> Server:
