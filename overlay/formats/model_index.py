@@ -51,8 +51,9 @@ def read_model_index(files: Files, path: str = "model_index.json") -> ModelIndex
     document = parse_object(files.read_bytes(path), where)
     for key in ("_class_name", "_diffusers_version"):
         if not isinstance(document.get(key), str):
+            found = f"has no {key}" if document.get(key) is None else f"{key} is {document[key]!r}"
             raise BrokenInput(
-                f"{where}: {key} is {document.get(key)!r}, expected a string",
+                f"{where}: {found}, expected a string",
                 code="bad-model-index",
                 hint=f"add {key} to the file",
                 where=where,

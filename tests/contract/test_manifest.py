@@ -70,7 +70,7 @@ def removed(path: str) -> Callable[[Path], None]:
         pytest.param(written(MANIFEST, "[" * 100_000), "nested too deeply", id="deep"),
         pytest.param(written(INDEX, "[]"), f"{INDEX}: found a JSON array", id="index"),
         pytest.param(
-            edited(INDEX, lambda it: it.pop("_diffusers_version")), "_diffusers_version is None", id="index-version"
+            edited(INDEX, lambda it: it.pop("_diffusers_version")), "has no _diffusers_version", id="index-version"
         ),
     ],
 )
@@ -87,7 +87,8 @@ def test_papers_that_cannot_be_used(tmp_path: Path, spoil: Callable[[Path], None
     assert finding.message.startswith(str(hub.overlay_folder))
     assert said in finding.message
     assert (finding.place.line, finding.place.column) == (5, 46)
-    assert finding.fix == f"overlay bump {MODEL}"
+    mend = "add _diffusers_version to the file, or go to a sound one: " if "no _diffusers_version" in said else ""
+    assert finding.fix == f"{mend}overlay bump {MODEL}"
 
 
 @pytest.mark.parametrize("spoil", [lambda _: None, removed(INDEX)], ids=["published", "no-index"])

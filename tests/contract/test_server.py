@@ -105,7 +105,7 @@ def test_a_server_with_another_overlay_built_in(tmp_path: Path) -> None:
     assert f"will look for {location_of(there)}, and {location_of(here)} is what is built here" in finding.message
     assert "overlay_revision 7de18275dddf instead of" in finding.message
     assert "materializer_version v1 instead of v2" in finding.message
-    assert finding.fix == f"overlay env {MODEL} --for {NEWEST} --with-override"
+    assert finding.fix == f"overlay prewarm {MODEL} --stage-source --for {NEWEST} --with-override"
     assert "server-looks-elsewhere" not in codes(findings_of(here, hub=hub.root, override=True))
 
 
@@ -124,7 +124,7 @@ def test_a_release_that_does_not_know_the_model(tmp_path: Path, version: str) ->
     subject = subject_of(make_hub(tmp_path), tmp_path)
     [finding] = findings_of(subject, f"sglang=={version}", Warmed("/cache"))
     assert (finding.code, finding.severity) == ("server-unknown", "error")
-    assert finding.fix == f"overlay env {MODEL} --for sglang=={version} --with-override"
+    assert finding.fix == f"overlay prewarm {MODEL} --stage-source --for sglang=={version} --with-override"
 
 
 def test_an_entry_without_an_overlay(tmp_path: Path) -> None:

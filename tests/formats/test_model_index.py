@@ -54,7 +54,8 @@ def test_components_absent_ones_and_options_are_told_apart(tmp_path: Path) -> No
 @pytest.mark.parametrize("value", [None, 3])
 def test_what_sglang_requires_is_required(tmp_path: Path, key: str, value: Any) -> None:
     """An index without class or version raises in the server; it is refused here first."""
-    with pytest.raises(BrokenInput, match=rf"model_index\.json: {key} is {value}, expected a string"):
+    found = f"has no {key}" if value is None else f"{key} is {value}"
+    with pytest.raises(BrokenInput, match=rf"model_index\.json: {found}, expected a string"):
         _read(tmp_path, {**STAMP, key: value})
 
 

@@ -33,29 +33,32 @@ def check_manifest(subject: Subject) -> Iterator[Finding]:
     overlay, pin = subject.inventory.overlay, subject.entry.overlay
     if overlay is None or pin is None:
         return
-    for problem in _problems(overlay):
+    bump = f"overlay bump {subject.entry.model}"
+    for problem, mend in _problems(overlay):
         yield found(
             "manifest-broken",
             subject.entry,
             problem,
             place=pin.place,
-            fix=f"overlay bump {subject.entry.model}",
+            fix=f"{mend}, or go to a sound one: {bump}" if mend else bump,
             repo=overlay.repo,
         )
 
 
-def _problems(overlay: Repo) -> Iterator[str]:
+def _problems(overlay: Repo) -> Iterator[tuple[str, str | None]]:
+    """What is wrong; and what whoever writes the overlay does about it, where that is known."""
     if MANIFEST_PATH not in overlay.paths():
-        yield (f"{overlay.name}: has no {MANIFEST_PATH}, so it is no overlay; a server would take it for a whole model")
+        why = f"has no {MANIFEST_PATH}, so it is no overlay; a server would take it for a whole model"
+        yield f"{overlay.name}: {why}", None
         return
     try:
         manifest = read_manifest(overlay)
     except OverlayError as error:
         if not is_broken(error):
             raise
-        yield said(error)
+        yield said(error), None
     else:
-        yield from _problems_of(manifest, overlay)
+        yield from ((problem, None) for problem in _problems_of(manifest, overlay))
     index = next((name for name in INDEX_NAMES if name in overlay.paths()), None)
     if index is not None:
         try:
@@ -63,7 +66,7 @@ def _problems(overlay: Repo) -> Iterator[str]:
         except OverlayError as error:
             if not is_broken(error):
                 raise
-            yield said(error)
+            yield said(error), error.hint if error.code == "bad-model-index" else None
 
 
 def _problems_of(manifest: Manifest, overlay: Repo) -> Iterator[str]:

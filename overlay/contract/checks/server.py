@@ -50,14 +50,14 @@ def check_server(
     built = sglang.for_server(entry, server)
     spec = sglang.goes_by(built)
     if entry.overlay is None or spec is None:
-        yield _unknown(entry, server)
+        yield _unknown(subject, server)
         return
     if overlay is None or manifest is None:
         return  # the overlay cannot be read, which is said elsewhere
     here = Look(server, built, unless_broken(overlay_identity, built, overlay, manifest), manifest)
     look = here if spec == built.server else _by_table(subject, server, spec, open_other)
     if look is not here:
-        yield from _looks_elsewhere(entry, look, here)
+        yield from _looks_elsewhere(subject, look, here)
     yield from _not_warmed(subject, look, warmed)
     yield from check_staged(subject, look, warmed, open_other, is_ours=look is here)
     yield from _source_not_told(subject, look)
@@ -80,13 +80,13 @@ def _by_table(subject: Subject, server: Server, spec: ServerSpec, open_other: Ca
         return Look(server, told, None, manifest)
 
 
-def _unknown(entry: Entry, server: Server) -> Finding:
+def _unknown(subject: Subject, server: Server) -> Finding:
     """The server takes the name for that of a model like any other."""
+    entry, fix = subject.entry, _telling_fix(subject, server)
     if entry.overlay is None:
         why, fix = "the entry has no overlay", f"overlay env {entry.model} --for {server}"
     else:
         why = f"{server} has no overlay built in for it"
-        fix = f"overlay env {entry.model} --for {server} --with-override"
     return found(
         "server-unknown",
         entry,
@@ -97,8 +97,14 @@ def _unknown(entry: Entry, server: Server) -> Finding:
     )
 
 
-def _looks_elsewhere(entry: Entry, look: Look, here: Look) -> Iterator[Finding]:
+def _telling_fix(subject: Subject, server: Server) -> str | None:
+    """What builds for a server that is told the pins in force; `overlay env` then says how it is told."""
+    return prewarm_fix(subject, replace(server, with_override=True))
+
+
+def _looks_elsewhere(subject: Subject, look: Look, here: Look) -> Iterator[Finding]:
     """The pins of the server's table are not those of the entry, so its directory is another one."""
+    entry = subject.entry
     if here.identity is None:
         return
     ours = here.identity.location_name
@@ -112,7 +118,7 @@ def _looks_elsewhere(entry: Entry, look: Look, here: Look) -> Iterator[Finding]:
         entry,
         f"{look.server} will look for {theirs}, and {ours} is what is built here: its own table has {why}",
         place=(entry.overlay or entry.source).place,
-        fix=f"overlay env {entry.model} --for {look.server} --with-override",
+        fix=_telling_fix(subject, look.server),
         server=str(look.server),
         looks_for=look.identity.location_name if look.identity else None,
         built=ours,
@@ -154,10 +160,10 @@ def _source_not_told(subject: Subject, look: Look) -> Iterator[Finding]:
         return
     if not sglang.release_of(look.server.version).hashes_source_revision:
         why = "this release passes on no commit of a source, whatever it is told, and only by path it needs none"
-        fix = f"overlay env {entry.model} --for {look.server}"
+        fix: str | None = f"overlay env {entry.model} --for {look.server}"
     else:
         why = "neither its table nor the overlay's manifest names a commit"
-        fix = f"overlay env {entry.model} --for {look.server} --with-override"
+        fix = _telling_fix(subject, look.server)
     yield found(
         "source-not-told",
         entry,

@@ -146,7 +146,7 @@ def check_marker(folder: Path, plan: Plan) -> None:
         if (found.get(name) or None) != (expected.get(name) or None)
     ]
     if fields:
-        what = "; ".join(f"{name} is {found.get(name)!r}, expected {expected.get(name)!r}" for name in fields)
+        what = "; ".join(f"{name} is {_said(found, name)}, expected {_said(expected, name)}" for name in fields)
         raise CheckFailed(
             f"{folder / MARKER_NAME}: {what}",
             code="marker-differs",
@@ -154,6 +154,11 @@ def check_marker(folder: Path, plan: Plan) -> None:
             where=str(folder / MARKER_NAME),
             fields=fields,
         )
+
+
+def _said(marker: Mapping[str, object], field: str) -> str:
+    value = marker.get(field)
+    return "not given" if value is None else repr(value)
 
 
 def files_in(folder: Path) -> tuple[str, ...]:
