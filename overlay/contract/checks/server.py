@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from overlay.contract.finding import Finding
     from overlay.contract.subject import Subject
     from overlay.hub import Repo
-    from overlay.registry import Entry
 
 __all__ = ["check_server"]
 
