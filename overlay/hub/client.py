@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote, urlsplit
 
-import httpx2
 from huggingface_hub import constants, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]  # documented, but re-exported without "as"
     build_hf_headers,
     hf_raise_for_status,
@@ -27,11 +24,14 @@ from overlay.formats.strict_json import parse_json
 from overlay.hub.answers import not_a_hub, reading
 from overlay.hub.explain import explained
 from overlay.hub.hub_cache import BRANCH, endpoint
+from overlay.hub.patience import patiently
 from overlay.hub.trees import tree_from_listing
 from overlay.registry import COMMIT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
+
+    import httpx2
 
     from overlay.hub.repo import Progress
     from overlay.hub.traffic import Traffic
@@ -40,12 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["download", "list_tree", "pages", "read_range", "resolve_branch"]
 
 _WORKERS = 8
-_TRIES = 3  # for a range; downloads are resumed by the client
-_RETRIES = 5  # for a question, as the client would; they take half a minute
 _MAX_PAGES = 1000  # an endless listing is no listing
-
-_in_trouble: set[str] = set()
-"""Endpoints whose last answer was none, after all tries."""
 
 
 def resolve_branch(repo: str, traffic: Traffic | None = None) -> str:
@@ -110,33 +105,17 @@ def _get(target: str, traffic: Traffic | None) -> httpx2.Response:
     """The answer to a question to the Hub's API."""
     # The client's own functions for it have no time limit, so an endpoint that never answers would hang them for good.
     url = constants.ENDPOINT + target
-    with _patience() as retries:
-        response = http_backoff(
-            "GET",
-            url,
-            max_retries=retries,
-            headers=build_hf_headers(),
-            timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT,
+
+    def ask() -> httpx2.Response:
+        return http_backoff(
+            "GET", url, max_retries=0, headers=build_hf_headers(), timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT
         )
+
+    response = patiently(ask)
     if traffic is not None:
         traffic.add(response.num_bytes_downloaded)
     hf_raise_for_status(response)
     return response
-
-
-@contextmanager
-def _patience() -> Iterator[int]:
-    """How often a request inside is tried again: not as long as the one before it had no luck with all its tries.
-
-    Each repo of each model would else wait for an endpoint in trouble as long as the first one did.
-    """
-    where = constants.ENDPOINT
-    try:
-        yield 0 if where in _in_trouble else _RETRIES
-    except (httpx2.TransportError, HfHubHTTPError):  # what the client raises here, it has tried again
-        _in_trouble.add(where)
-        raise
-    _in_trouble.discard(where)
 
 
 def read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traffic: Traffic | None = None) -> bytes:
@@ -148,18 +127,15 @@ def read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traff
     if nbytes == 0:
         return b""
     with explained(repo, commit, path):
-        for _ in range(_TRIES - 1):
-            with suppress(httpx2.TransportError):
-                return _read_range(repo, commit, path, start, nbytes, traffic)
-        return _read_range(repo, commit, path, start, nbytes, traffic)
+        return patiently(lambda: _read_range(repo, commit, path, start, nbytes, traffic))
 
 
 def _read_range(repo: str, commit: str, path: str, start: int, nbytes: int, traffic: Traffic | None) -> bytes:
     url = hf_hub_url(repo, path, revision=commit)
     headers = build_hf_headers() | {"Range": f"bytes={start}-{start + nbytes - 1}", "Accept-Encoding": "identity"}
-    # The client retries by status only: its retries by exception cannot cope with one that comes from the body.
+    # The client's retries by exception cannot cope with one that comes from the body.
     request = http_stream_backoff(
-        "GET", url, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, retry_on_exceptions=()
+        "GET", url, max_retries=0, headers=headers, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT, retry_on_exceptions=()
     )
     data = bytearray()
     with request as response:
@@ -202,16 +178,28 @@ def download(
     meter = _meter(progress, stop, traffic)
     pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="overlay-download")
     try:
-        for done in as_completed([pool.submit(_download_one, repo, commit, path, meter, anew) for path in paths]):
+        for done in as_completed([pool.submit(_download_one, repo, commit, path, meter, anew, stop) for path in paths]):
             done.result()
     finally:
         stop.set()
         pool.shutdown(cancel_futures=True)
 
 
-def _download_one(repo: str, commit: str, path: str, meter: Any, anew: bool) -> None:  # noqa: FBT001  # private
-    with explained(repo, commit, path):
+def _download_one(
+    repo: str,
+    commit: str,
+    path: str,
+    meter: Any,
+    anew: bool,  # noqa: FBT001  # private
+    stop: threading.Event,
+) -> None:
+    def ask() -> None:
+        if stop.is_set():
+            raise _StoppedError
         hf_hub_download(repo, path, revision=commit, tqdm_class=meter, force_download=anew)
+
+    with explained(repo, commit, path):
+        patiently(ask, stop=stop)
 
 
 class _StoppedError(Exception):

@@ -21,6 +21,7 @@ from overlay.errors import InvalidUsage, NotHere, OverlayError, Refused, TryAgai
 from overlay.formats.os_errors import cannot_read, cannot_write, meaning_of
 from overlay.hub.answers import not_a_hub
 from overlay.hub.hub_cache import endpoint
+from overlay.hub.patience import asked_wait
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,8 +168,8 @@ def _status(error: errors.HfHubHTTPError, at: str, repo: str, revision: str) -> 
         case errors.DisabledRepoError():
             return Refused(f"{at}: the repo was disabled by the Hub", code="repo-disabled", hint=None, **facts)
     if status == HTTPStatus.TOO_MANY_REQUESTS:
-        seconds = response.headers.get("Retry-After", "")
-        wait = f"wait {seconds} seconds" if seconds.isdigit() else "wait some minutes"
+        seconds = asked_wait(response)
+        wait = "wait some minutes" if seconds is None else f"wait {seconds} seconds"
         hint = f"{wait}, then {_AGAIN}" + ("" if has_token else "; a token raises the limit: hf auth login")
         return TryAgain(f"{at}: {source} limits the rate of requests (429)", code="rate-limited", hint=hint, **facts)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.REQUEST_TIMEOUT:

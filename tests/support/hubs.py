@@ -14,7 +14,7 @@ import huggingface_hub.utils._http
 from huggingface_hub import close_session, constants
 from support.tensors import entry, raw_file
 
-from overlay.hub import client
+from overlay.hub import patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +60,8 @@ def client_of(server: HubServer | str, monkeypatch: pytest.MonkeyPatch, cache: P
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         patch.setattr(constants, "HF_HUB_CACHE", str(cache))
         patch.setattr(constants, "HF_TOKEN_PATH", str(cache.parent / "token"))
-        patch.setattr(client, "_in_trouble", set())
+        patch.setattr(patience, "_in_trouble", set())
+        patch.setattr(patience, "SECOND", 0.0)
         patch.setattr(ssl, "create_default_context", _default_context)
         patch.setattr(huggingface_hub.utils._http, "time", impatient)
         patch.setattr(huggingface_hub.file_download, "time", impatient)
