@@ -72,8 +72,8 @@ def check(
     """Check that what the registry pins fits together: required files, adapters, base, overlay, lock.
 
     All entries of the registry file are checked unless some are named. Only listings, headers and small files are
-    read; nothing is written. Status 1 when something is found at or above --fail-on; 5 or 3 when nothing is, but
-    something could not be told.
+    read. Those that come from the Hub stay in its cache; nothing else is written. Status 1 when something is found at
+    or above --fail-on; 5 or 3 when nothing is, but something could not be told.
 
     With --for sglang, it is also told what such a server looks for when it is given the name of the model, whether that
     is what is built here, and whether this host has it; with --for vllm-omni, whether it loads the model's layout.

@@ -16,7 +16,8 @@ __all__ = ["outdated"]
 def outdated(common: Common, models: tuple[str, ...], exit_code: bool) -> None:
     """Compare pins with the heads of their repos, and say whether it is safe to stay or right to bump.
 
-    Without MODEL, all models of the registry file. Only listings, headers and small files are read; nothing is written.
+    Without MODEL, all models of the registry file. Only listings, headers and small files are read. Those that come
+    from the Hub stay in its cache; nothing else is written.
 
     \b
     advice         with --exit-code

@@ -104,8 +104,12 @@ class FilesBelow:
 
 def why_not_known(server: Server) -> str | None:
     """That nobody looked at what this release does; None where somebody did."""
+    if server.version is None:
+        return None
+    if server.name == "vllm-omni" and server.version[:2] < _VLLM_OMNI_NEWEST[:2]:
+        return f"{server} was not looked at: it is taken to behave as {version_text(_VLLM_OMNI_NEWEST)}"
     newest = NEWEST if server.name == "sglang" else _VLLM_OMNI_NEWEST
-    if server.version is None or server.version <= newest:
+    if server.version <= newest:
         return None
     return f"{server} is newer than what was looked at: it is taken to behave as {version_text(newest)}"
 

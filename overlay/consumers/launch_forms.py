@@ -35,8 +35,13 @@ def lines_of(start: Start, form: Form, *, comments: bool = True) -> list[str]:
         if not text.isprintable():
             raise _not_nameable(text, "has control characters, or is not UTF-8")
     lines = {"shell": _shell, "docker": _docker, "k8s": _k8s}[form](start)
-    said = [f"# {start.model} for {start.server}, by {start.by}", *_requests(start)] if comments else []
-    return [*said, *lines]
+    said = [f"# {start.model} for {start.server}, by {start.by}", *_requests(start)]
+    if form == "k8s":
+        said.append(
+            "# volumes are folders of this host; a volume of the pod's own (a claim) goes in their place, mounted"
+        )
+        said.append("# under the same path")
+    return [*(said if comments else []), *lines]
 
 
 def _shell(start: Start) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from ruamel.yaml import YAML
 from support.registries import ENTRY, VDN, load_text, registry_text
 
 from overlay.consumers import sglang
-from overlay.consumers.launch import Start, by_name, by_path, exported
+from overlay.consumers.launch import Start, by_name, by_path, exported, why_not_known
 from overlay.consumers.launch_forms import FORMS, lines_of
 from overlay.consumers.server import Server, parse_server
 from overlay.errors import InvalidUsage
@@ -263,3 +264,26 @@ def test_vllm_omni_is_given_a_partition(entries: dict[str, Entry], tmp_path: Pat
     (tmp_path / "FL2VA/model_index.json").touch()
     assert by_path(entry, Server("vllm-omni"), tmp_path, tmp_path).command[2] == str(tmp_path / "FL2VA")
     assert by_path(entry, Server("sglang"), tmp_path, tmp_path).command[3] == str(tmp_path)
+
+
+def test_the_pod_of_the_page_is_started_likewise(entries: dict[str, Entry]) -> None:
+    """One claim under one path, which the server only reads, and the flags of the model."""
+    page = (Path(__file__).parents[2] / "docs/how-to/pre-warm-in-a-container.md").read_text()
+    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    spec = YAML(typ="safe", pure=True).load(text)["spec"]
+    [first], [server] = spec["initContainers"], spec["containers"]
+    [filled], [read, _] = first["volumeMounts"], server["volumeMounts"]
+    assert read == {**filled, "readOnly": True}
+    assert {volume["name"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume} == {filled["name"]}
+    assert all(place["value"].startswith(f"{filled['mountPath']}/") for place in first["env"])
+    written = f"{filled['mountPath']}/vdn-h3.path"
+    assert first["args"][0].endswith(f" > {written}")
+    assert f"$(cat {written})" in server["args"][0]
+    assert " ".join(entries[VDN].serve["sglang"].flags) in server["args"][0]
+
+
+@pytest.mark.parametrize("release", ["==0.30.1", "==0.12"])
+def test_a_vllm_omni_that_nobody_looked_at(release: str) -> None:
+    """Older and newer releases are taken to behave as the one that is known, and that is said."""
+    assert "taken to behave as 0.30.0" in str(why_not_known(parse_server(f"vllm-omni{release}")))
+    assert why_not_known(parse_server("vllm-omni==0.30")) is why_not_known(parse_server("vllm-omni")) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,12 @@ def test_first_example_is_the_packaged_entry(tmp_path: Path) -> None:
     registry = load_text(tmp_path, EXAMPLES[0])
     assert registry.replaced == {}
     assert registry.entries.keys() == load_registry(environ={}, cwd=tmp_path).entries.keys()
+
+
+def test_the_entry_of_the_page_on_vllm_omni_is_one(tmp_path: Path) -> None:
+    """What stands in a step of a list there can be used as it stands, and tells the server what it needs."""
+    page = (PAGE.parents[1] / "how-to/serve-with-vllm-omni.md").read_text()
+    [example] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    launch = load_text(tmp_path, textwrap.dedent(example)).entries["acme/h3-turbo"].serve["vllm-omni"]
+    assert launch.flags
+    assert launch.grid_points
