@@ -168,7 +168,9 @@ HEAD = """\
 
 What this program is for, told with its own output: an overlay asks for a file by name, and one day the source gives
 that file another. The checkpoint is a tiny made-up one on a local Hub; commands and answers are real.
-`tools/rename_story.py` runs them and writes this page, and tests hold what each command says.
+`tools/rename_story.py` runs them and writes this page, and tests hold what each command says. What `overlay demo
+--keep` leaves is no such Hub: folders have no history, so [commits have to be
+named](../how-to/keep-up.md#without-the-hub) there.
 """
 
 

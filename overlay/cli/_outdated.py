@@ -9,8 +9,9 @@ import click
 
 from overlay.cli._check import CheckedModel, checked_model
 from overlay.cli._errors import ErrorReport, reported
-from overlay.cli._output import Role, columns, style
+from overlay.cli._output import Role, columns, style, terminal_width
 from overlay.cli._project import resolution_of, trouble_text, upstream
+from overlay.contract.render import one_line, wrapped
 from overlay.formats.wording import counted, format_bytes
 from overlay.registry import RepoRole, load_registry
 from overlay.upkeep.outlook import outdated as look
@@ -186,7 +187,9 @@ def _model_text(model: OutdatedModel, short: str) -> Iterator[str]:
         yield from (f"    {line}" for line in _files(repo))
     for where, check in (("pins", model.pinned), ("heads", model.heads)):
         errors = [finding for finding in check.findings if finding.severity == "error"] if check else []
-        yield from (f"  at the {where}: {finding.code}: {finding.message}" for finding in errors)
+        for finding in errors:
+            said = one_line(f"{finding.code}: {finding.message}")
+            yield from wrapped(said, f"  at the {where}: ", terminal_width())
     if model.trouble is not None:
         yield from trouble_text(model.trouble)
     if model.pair is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlay.contract.check import Report
     from overlay.contract.finding import Finding, Severity
 
-__all__ = ["annotation_lines", "counts", "finding_lines", "markdown", "one_line", "shown_path"]
+__all__ = ["annotation_lines", "counts", "finding_lines", "markdown", "one_line", "shown_path", "wrapped"]
 
 ANNOTATIONS = 10
 """Of each severity: GitHub shows no more of one step."""
@@ -52,7 +52,7 @@ def finding_lines(finding: Finding, severity: str, width: int | None = None) -> 
     """
     head = f"{place_of(finding)}: {severity}[{finding.code}]: "
     room = len(_COLOUR.sub("", head))
-    first, *others = _wrapped(one_line(_told(finding)), " " * room, width)
+    first, *others = wrapped(one_line(_told(finding)), " " * room, width)
     yield head + first[room:]
     yield from others
     if differing := _by_consumer(finding):
@@ -60,7 +60,7 @@ def finding_lines(finding: Finding, severity: str, width: int | None = None) -> 
     if finding.fix:
         fix = one_line(finding.fix)
         # A command stays on one line, to be copied.
-        yield from [f"  fix: {fix}"] if fix.startswith("overlay ") else _wrapped(fix, "  fix: ", width)
+        yield from [f"  fix: {fix}"] if fix.startswith("overlay ") else wrapped(fix, "  fix: ", width)
 
 
 def _told(finding: Finding) -> str:
@@ -71,7 +71,8 @@ def _told(finding: Finding) -> str:
     return f"{finding.model}: {rest.lstrip() if rest[:1] == ' ' else finding.message}"
 
 
-def _wrapped(text: str, begin: str, width: int | None) -> list[str]:
+def wrapped(text: str, begin: str, width: int | None) -> list[str]:
+    """Text as lines of a width, none of it cut in a word; one line where no width is given."""
     if width is None:
         return [begin + text]
     return textwrap.wrap(

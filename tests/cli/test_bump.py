@@ -58,7 +58,9 @@ def pins(world: Upstream) -> tuple[str | None, str | None]:
 # outdated
 
 
-def test_outdated_says_that_staying_is_safe(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outdated_says_that_staying_is_safe(
+    locked: Upstream, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rename is named, and that the pins are safe; with --exit-code the status says that somebody should look."""
     locked.commit_source("Rename", renamed=True)
 
@@ -70,6 +72,11 @@ def test_outdated_says_that_staying_is_safe(locked: Upstream, capsys: pytest.Cap
     assert "at the heads: file-renamed: " in out
     assert f"→ stage-dmd-step-250/adapters/turbo/{SPEC}" in out
     said(capsys, "outdated", "--exit-code", status=1)
+    [finding] = [line for line in out.splitlines() if "at the heads: " in line]
+    monkeypatch.setattr("overlay.cli._outdated.terminal_width", lambda: 80)
+    shown = said(capsys, "outdated")
+    assert finding not in shown  # on a terminal its words are on lines of that width
+    assert " ".join(finding.split()) in " ".join(shown.split())
 
 
 def test_outdated_advises_the_pair(locked: Upstream, capsys: pytest.CaptureFixture[str]) -> None:

@@ -158,7 +158,7 @@ def test_what_stays_different_is_refused_and_kept(
     assert error.data["quarantine"] == str(tree)
     assert [(item["path"], item["tensors"]) for item in error.data["files"]] == [(SHARD, [name])]
     assert error.hint == (
-        f"look: overlay compare {tree} DIR; if the lock is what is wrong: overlay lock {VDN} --from-build {tree}"
+        f"look: {tree}; if the lock is what is wrong: overlay lock {VDN} --from-build {tree}"
     )
     assert tree.name == shared_build.tree.name
     assert verify(tree).ok

@@ -67,11 +67,11 @@ def _refusal(
     num_tensors = sum(len(item.tensors) for item in deviating)
     counts = ([counted(num_tensors, "tensor")] if num_tensors else []) + [counted(len(deviating), "file")]
     again = ", also when built again by the ordered kernel" if rebuilt else ""
-    other = job.cache.location_target(work.plan.location) or "DIR"
+    other = job.cache.location_target(work.plan.location)
     hint = "the cache may not be written here, so nothing was kept to look at"
     if kept is not None:
         hint = (
-            f"look: overlay compare {kept} {other}; if the lock is what is wrong: "
+            f"look: {f'overlay compare {kept} {other}' if other else kept}; if the lock is what is wrong: "
             f"overlay lock {lock.model} --from-build {kept}"
         )
     return CheckFailed(
