@@ -152,6 +152,6 @@ def _damaged(where: str) -> BrokenInput:
     return BrokenInput(
         f"{where}: not a document that this version wrote, or damaged",
         code="store-damaged",
-        hint="write it again from a host that has the model: overlay push MODEL --anew",
+        hint="on a host that has the model: overlay push MODEL --anew, with the same --store",
         where=where,
     )

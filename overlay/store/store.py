@@ -182,7 +182,7 @@ class Store:
                 raise NotHere(
                     f"{self._where(key)}: no such chunk, though a file of the store is made of it",
                     code="store-incomplete",
-                    hint="overlay push MODEL --anew, from a host that has the model",
+                    hint=f"on a host that has the model: overlay push MODEL --anew --store {self.url}",
                     where=self._where(key),
                 )
             found = _digest(data)
@@ -299,7 +299,7 @@ class Store:
         return BrokenInput(
             f"{self._where(key)}: {what}",
             code="store-damaged",
-            hint="overlay push MODEL --anew, from a host that has the model",
+            hint=f"on a host that has the model: overlay push MODEL --anew --store {self.url}",
             where=self._where(key),
         )
 

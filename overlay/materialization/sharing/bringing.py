@@ -81,7 +81,7 @@ def _bring(store: Store, cache: Cache, file: RecordedFile, update: Callable[[int
         raise NotHere(
             f"{store.url}: lacks {file.path} ({file.digest}), though it has what names it",
             code="store-incomplete",
-            hint="overlay push MODEL --anew, from a host that has the model",
+            hint=f"on a host that has the model: overlay push MODEL --anew --store {store.url}",
             store=store.url,
             where=file.path,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from overlay.formats.dtypes import tensor_nbytes
 from overlay.materialization.locking.of_tree import expected_tree
 from overlay.materialization.record import parse_record
 from overlay.materialization.request import open_cache
-from overlay.materialization.resolve import location_at_hand
+from overlay.materialization.resolve import location_at_hand, prewarm_words
 from overlay.materialization.sealing import portable
 from overlay.materialization.state import difference, find_state, is_settled
 
@@ -72,10 +73,11 @@ def find_offer(store: Store, resolution: Resolution, registry: Registry, options
         if stored is not None:
             record = _proven(store, stored, resolution, registry, rule)
             return Offer(model, name, stored, record, resolution.notes)
+    words = prewarm_words(model, resolution, options)
     raise NotHere(
         f"{store.url}: has no {model} of these pins",
         code="not-in-store",
-        hint=f"overlay prewarm {model} --store {store.url}, on a host that can build it",
+        hint=f"on a host that can build it: {shlex.join(['overlay', *words, '--store', store.url])}",
         store=store.url,
         model=model,
     )
@@ -95,7 +97,7 @@ def _proven(store: Store, stored: StoredTree, resolution: Resolution, registry: 
         raise CheckFailed(
             f"{where}: {problems[0].path}: {problems[0].what}",
             code="output-differs",
-            hint="build it here and see whether that is as expected: overlay prewarm without --store",
+            hint=f"build it here, without the store, and see what comes out: overlay prewarm {resolution.model}",
             where=where,
             files=[problem.path for problem in problems],
         )
@@ -115,7 +117,7 @@ def _damaged(where: str, what: str) -> BrokenInput:
     return BrokenInput(
         f"{where}: {what}",
         code="store-damaged",
-        hint="overlay push MODEL --anew, from a host that has the model",
+        hint="on a host that has the model: overlay push MODEL --anew, with the same --store",
         where=where,
     )
 
