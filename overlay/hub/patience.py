@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,13 +49,21 @@ _WAITED_UPON = frozenset({408, 429, 500, 502, 503, 504})
 
 _log = logging.getLogger("huggingface_hub.utils._http")  # where the client would say the same; -v shows it
 _chance = random.SystemRandom()  # the global one may be seeded alike on every host
-_watched: ContextVar[bool | None] = ContextVar("overlay_watched", default=None)
+_watched: ContextVar[_Watch | None] = ContextVar("overlay_watched", default=None)
 _hooking = threading.Lock()
 
 _in_trouble: set[str] = set()
 """Endpoints whose last answer was none, after all tries."""
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is known of the requests that one thread makes through the client."""
+
+    is_download: bool
+    unanswered: bool = False
 
 
 class _PutOffError(Exception):
@@ -152,18 +161,34 @@ def _taking_over(*, is_download: bool) -> Iterator[None]:
         session = get_session()
         hooks = session.event_hooks
         if _put_off not in hooks["response"]:
-            session.event_hooks = hooks | {"response": [*hooks["response"], _put_off]}
-    token = _watched.set(is_download)
+            session.event_hooks = {
+                "request": [*hooks["request"], _spread],
+                "response": [*hooks["response"], _put_off],
+            }
+    token = _watched.set(_Watch(is_download))
     try:
         yield
     finally:
         _watched.reset(token)
 
 
+def _spread(request: httpx2.Request) -> None:
+    """Before each request: what the client itself makes again for a download comes a moment later, by chance."""
+    watch = _watched.get()
+    if watch is None:
+        return
+    if watch.is_download and (watch.unanswered or "Range" in request.headers):
+        _wait(_chance.uniform(0, 1) * SECOND, None)
+    watch.unanswered = True
+
+
 def _put_off(response: httpx2.Response) -> None:
-    is_download = _watched.get()
-    if is_download is None or response.status_code not in _WAITED_UPON:
-        return  # a request of someone else in this process, or an answer
-    if is_download and "Range" in response.request.headers:
+    watch = _watched.get()
+    if watch is None:
+        return  # a request of someone else in this process
+    watch.unanswered = False
+    if response.status_code not in _WAITED_UPON:
+        return
+    if watch.is_download and "Range" in response.request.headers:
         return  # half a file has come, which the client would throw away
     raise _PutOffError(response)

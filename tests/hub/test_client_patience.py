@@ -134,6 +134,30 @@ def test_a_lost_connection_is_tried_again_by_chance(world: World, waits: list[fl
     assert [0.5 <= wait / 2**number <= 1 for number, wait in enumerate(waits)] == [True] * 3
 
 
+def test_what_the_client_makes_again_comes_by_chance(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download whose connection is lost, before an answer or in the middle: each new request waits a moment more."""
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # less than one is not kept
+    repo = world.open()
+    waits: list[float] = []
+    monkeypatch.setattr(patience, "SECOND", 1.0)
+    monkeypatch.setattr(patience, "_wait", lambda seconds, _stop: waits.append(seconds))
+    repo.fetch([ONE])
+    assert waits == []
+    world.server.fault(method="GET", path=f"*{TWO}", drop_after=70_000, times=1)
+    send = httpx2.HTTPTransport.handle_request
+    lost = iter([True, True, True, False])
+
+    def losing(transport: httpx2.HTTPTransport, request: httpx2.Request) -> httpx2.Response:
+        if next(lost, False):
+            raise httpx2.ConnectTimeout("lost", request=request)
+        return send(transport, request)
+
+    monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", losing)
+    repo.fetch([TWO])
+    assert len(waits) == len(set(waits)) == 4
+    assert all(0 <= wait <= 1 for wait in waits)
+
+
 def test_half_a_file_is_not_thrown_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that is met while a broken download is resumed: the client keeps what came."""
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10_000)  # less than one is not kept
