@@ -45,6 +45,9 @@ _LONGEST_STEP = 60.0
 _LONGEST_STEP_OF_TROUBLE = 8.0
 _SHARE = 0.25  # of what the Hub asks to wait: over so much more its hosts come back
 
+_NEVER = 10**9  # seconds; a mirror may ask for more than a float holds
+_LONGEST_HEADER = 200
+
 _WAITED_UPON = frozenset({408, 429, 500, 502, 503, 504})
 
 _log = logging.getLogger("huggingface_hub.utils._http")  # where the client would say the same; -v shows it
@@ -135,9 +138,9 @@ def asked_wait(response: httpx2.Response) -> int | None:
     """
     limit = parse_ratelimit_headers(response.headers)
     if response.status_code == HTTPStatus.TOO_MANY_REQUESTS and limit is not None and limit.remaining == 0:
-        return limit.reset_in_seconds
+        return min(limit.reset_in_seconds, _NEVER)
     text = response.headers.get("Retry-After", "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None  # noqa: PLR2004  # 30 years
+    return min(int(text), _NEVER) if text.isascii() and text.isdigit() and len(text) <= _LONGEST_HEADER else None
 
 
 def _jittered(asked: int | None, step: float) -> float:
@@ -189,6 +192,9 @@ def _put_off(response: httpx2.Response) -> None:
     watch.unanswered = False
     if response.status_code not in _WAITED_UPON:
         return
+    for name in ("RateLimit", "RateLimit-Policy"):
+        if len(response.headers.get(name, "")) > _LONGEST_HEADER:  # numbers without end break the client
+            del response.headers[name]
     if watch.is_download and "Range" in response.request.headers:
         return  # half a file has come, which the client would throw away
     raise _PutOffError(response)

@@ -47,6 +47,8 @@ def failure(world: World, *paths: str) -> OverlayError:
         (429, {"RateLimit": '"resolvers";r=12;t=55'}, None),  # another limit than this one was met
         (503, {"RateLimit": '"resolvers";r=0;t=55'}, None),
         (429, {"RateLimit": "soon"}, None),
+        (429, {"RateLimit": f'"api";r=0;t={"9" * 150}'}, 10**9),
+        (429, {"Retry-After": "9" * 150}, 10**9),
         (429, {"Retry-After": "Tue, 01 Dec 2026 00:00:00 GMT"}, None),
         (429, {"Retry-After": "-7"}, None),
         (429, {"Retry-After": "٧"}, None),  # noqa: RUF001  # a digit elsewhere
@@ -104,6 +106,29 @@ def test_a_hub_that_asks_for_more_than_patience_is_not_waited_for(world: World, 
     assert "wait 86400 seconds" in (failure(world).hint or "")
     assert waits == []
     assert len(world.server.asked()) == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    ['RateLimit: "api";r=0;t=' + "9" * 5000, 'RateLimit: "api";r=0;t=' + "9" * 150, "Retry-After: " + "9" * 5000],
+    ids=["endless", "no-float", "endless-after"],
+)
+def test_absurd_headers_are_survived(
+    world: World, waits: list[float], header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers without end make neither a crash nor an endless wait."""
+    send = httpx2.HTTPTransport.handle_request
+    name, _, value = header.partition(": ")
+
+    def absurd(transport: httpx2.HTTPTransport, request: httpx2.Request) -> httpx2.Response:
+        response = send(transport, request)
+        response.headers[name] = value
+        return response
+
+    monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", absurd)
+    world.server.fault(path="*/tree/*", status=429)
+    assert failure(world).code == "rate-limited"
+    assert sum(waits) <= patience.PATIENCE
 
 
 def test_after_patience_has_ended_the_next_repo_is_asked_once(world: World, waits: list[float]) -> None:
