@@ -7,24 +7,25 @@ a rename, whatever becomes of whoever wrote it.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from overlay.cache.disk import entries, make_folder, writing
+from overlay.cache.disk import entries, make_folder, share_with_group, writing
 from overlay.cache.locks import try_flock
 from overlay.fingerprint import parse_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from overlay.cache.layout import CacheRoot
 
-__all__ = ["abandoned", "incoming"]
+__all__ = ["abandoned", "arrived", "incoming"]
 
 # Seconds. Of a writer on another host no lock may be seen; it writes all the time, though.
-_SILENCE = 24 * 3600.0
+_SILENCE = 3600.0
 
 
 @contextmanager
@@ -44,6 +45,7 @@ def incoming(root: CacheRoot, digest: str) -> Iterator[Path]:
         if descriptor is None:
             descriptor = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
             try_flock(descriptor)
+            share_with_group(mine, root)
     try:
         yield mine
     finally:
@@ -54,15 +56,30 @@ def _left_over(root: CacheRoot, name: str, mine: Path) -> int | None:
     """Take a file over that an earlier transfer left; its descriptor, which holds the lock."""
     for left in entries(root.incoming):
         if left.name.startswith(f"{name}.") and (descriptor := _lock(left, os.O_RDWR)) is not None:
-            with suppress(FileNotFoundError):  # another one was first
+            with suppress(FileNotFoundError, PermissionError):  # another one was first; a folder with the sticky bit
                 left.rename(mine)
                 return descriptor
             os.close(descriptor)
     return None
 
 
+def arrived(root: CacheRoot, sizes: Mapping[str, int]) -> int:
+    """Bytes of room that earlier transfers took already for these contents, which the next one goes on with.
+
+    Args:
+        sizes: By digest, bytes of the whole content.
+    """
+    names = {"-".join(parse_digest(digest)): size for digest, size in sizes.items()}
+    found: dict[str, int] = {}
+    for path in entries(root.incoming):
+        name = path.name.partition(".")[0]
+        if name in names and name not in found and _is_free(path):
+            found[name] = min(names[name], path.lstat().st_blocks * 512)
+    return sum(found.values())
+
+
 def abandoned(root: CacheRoot) -> list[Path]:
-    """Incoming files that nobody writes any more, and that nobody came back for within a day."""
+    """Incoming files that nobody writes any more, and that nobody came back for within an hour."""
     now = time.time()
     return [path for path in entries(root.incoming) if _is_free(path) and now - _written(path) > _SILENCE]
 
@@ -75,12 +92,13 @@ def _is_free(path: Path) -> bool:
 
 
 def _lock(path: Path, access: int) -> int | None:
-    """Open a file unless a process that can be seen from here writes it."""
+    """Open a file of nobody else: none that a process writes that can be seen from here, or that has a further name."""
     try:
         descriptor = os.open(path, access | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
-    if try_flock(descriptor) is False:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or try_flock(descriptor) is False:
         os.close(descriptor)
         return None
     return descriptor

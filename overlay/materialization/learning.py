@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from overlay.cache.incoming import arrived
 from overlay.cache.tensors import TensorDigests
 from overlay.fingerprint import TensorHasher
 from overlay.hub import check_digests
@@ -74,7 +75,7 @@ def settled_survey(
 
 
 def _require_room(work: Work, repos: Mapping[str, Repo], cache: Cache) -> None:
-    cache.require_room(work.room)
+    cache.require_room(work.room - arrived(cache.root, {file.digest: file.size for file in work.pulled}))
     require_room_for_downloads(work, repos, cache)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from overlay.errors import InvalidUsage
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["Bucket", "open_bucket"]
+__all__ = ["Bucket", "open_bucket", "shown_url"]
 
 
 class Bucket(Protocol):
@@ -45,6 +48,11 @@ class Bucket(Protocol):
         """Give up what is on its way, in any thread: it fails with TryAgain, and so may every later call."""
 
 
+def shown_url(url: str) -> str:
+    """A URL as messages show it: without a login, and without what may be a token behind a question mark."""
+    return re.sub(r"//[^/@]*@", "//", url).partition("?")[0]
+
+
 def open_bucket(url: str) -> Bucket:
     """The place that a URL, or the path of a folder, names.
 
@@ -55,7 +63,13 @@ def open_bucket(url: str) -> Bucket:
     if not is_url or scheme in ("file", "local"):
         from overlay.store.folder import FolderBucket
 
-        return FolderBucket(Path(rest or url).expanduser().absolute(), url)
+        if not url or (url.startswith("file:") and not rest.startswith("/")):
+            raise InvalidUsage(
+                f"{url.partition(':')[0]}: names no folder" if url else "no store is named",
+                code="store-unsupported",
+                hint="name it by its path, or as file:///srv/store",
+            )
+        return FolderBucket(Path(rest or url).expanduser().absolute(), rest or url)
     from overlay.store.remote import open_remote  # loads fsspec
 
     return open_remote(url)

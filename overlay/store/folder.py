@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,8 +30,9 @@ class FolderBucket:
         """See :class:`overlay.store.Bucket`."""
         path = self.root / key
         try:
-            with path.open("rb") as file:
-                return file.read(limit + 1)
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for its writer
+            with os.fdopen(descriptor, "rb") as file:
+                return file.read(limit + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
         except _NOT_THERE:
             return None
         except OSError as error:

@@ -8,11 +8,11 @@ import threading
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit, urlunsplit
 
 import fsspec  # type: ignore[import-untyped]  # it has no types
 
 from overlay.errors import InvalidUsage, Refused, TryAgain
+from overlay.store.bucket import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ def open_remote(url: str) -> RemoteBucket:
     Raises:
         InvalidUsage: Nothing that is installed here knows such a URL.
     """
-    shown = _without_login(url)
+    shown = shown_url(url)
     client = _S3_CLIENT if url.startswith(("s3://", "s3a://")) else {}
     try:
         # A listing that is remembered would hide what others write.
@@ -71,6 +71,13 @@ def open_remote(url: str) -> RemoteBucket:
             hint=_install(url.partition("://")[0])
             if isinstance(error, ImportError)
             else "a store is a folder, or a URL that fsspec knows, such as s3://bucket/prefix",
+            store=shown,
+        ) from error
+    except OSError as error:  # some connect at once
+        raise TryAgain(
+            f"{shown}: {error.strerror or error}",
+            code="store-unreachable",
+            hint="run the same command again",
             store=shown,
         ) from error
     if not root.strip("/"):
@@ -242,8 +249,3 @@ def _install(scheme: str) -> str:
 
 def _said(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
-
-
-def _without_login(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))

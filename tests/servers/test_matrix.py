@@ -89,7 +89,7 @@ def test_a_server_does_not_find_what_is_built_at_another_pin_than_its_table_has(
         write_registry(here.root / "registry.yaml", other)
         here.overlay("prewarm", MODEL, *flags, "-q")
         path = here.overlay("path", MODEL, *flags)
-        here.overlay("prewarm", MODEL, *flags, "--with-override", "-q")
+        here.overlay("prewarm", MODEL, *flags, "--with-override", "--stage-source", "-q")
         # Without an override `env` refuses, so it is taken from what it prints with one.
         told = json.loads(here.overlay("env", MODEL, *flags, "--with-override", "--json"))["env"]
         variables = {name: value for name, value in told.items() if name != SGLANG_REGISTRY}

@@ -14,6 +14,7 @@ import pytest
 from overlay.errors import BrokenInput, InvalidUsage, NotHere
 from overlay.fingerprint import file_digest
 from overlay.store import Store, StoredObject, StoredTree, open_bucket, open_store
+from overlay.store.bucket import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -284,3 +285,39 @@ def test_logins_are_never_shown() -> None:
     with pytest.raises(InvalidUsage) as caught:
         open_bucket("nosuch://me:secret@bucket/x?token=secret")
     assert "secret" not in str(caught.value) + str(caught.value.data)
+
+
+@pytest.mark.parametrize("url", ["", "file:", "file:rel", "file://host/p", "file://"])
+def test_what_names_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is refused, and not taken for a folder of the working directory."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidUsage) as caught:
+        open_bucket(url)
+    assert caught.value.code == "store-unsupported"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://AK:secret@bucket/x?token=secret", "s3://bucket/x"),
+        ("filecache::s3://u:secret@b/x", "filecache::s3://b/x"),
+        ("https://a/b@c", "https://a/b@c"),
+    ],
+)
+def test_urls_as_they_are_shown(url: str, shown: str) -> None:
+    """Also those that hold another one."""
+    assert shown_url(url) == shown
+
+
+def test_what_is_no_file_in_a_folder(store: Store, file: Path, tmp_path: Path) -> None:
+    """A pipe in the place of a document is damage; nobody waits for its writer."""
+    stored = offer(store, file)
+    if not store.url.startswith("memory"):
+        place = tmp_path / "store/v1/objects" / stored.digest.replace(":", "/")
+        path = place.with_name(f"{place.name}.json")
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(BrokenInput) as caught:
+            store.find_object(stored.digest, stored.size)
+        assert caught.value.code == "store-damaged"

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from overlay.cache.incoming import arrived
 from overlay.cache.presence import building
 from overlay.cache.trees import check_location
 from overlay.errors import OverlayError
@@ -24,6 +25,7 @@ from overlay.planning.outputs import ScriptedFile
 from overlay.planning.plan import Plan
 from overlay.registry import load_registry
 from overlay.store import open_store
+from overlay.store.bucket import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,7 +68,9 @@ def plan_pull(model: str, url: str, options: Options = DEFAULTS) -> PlannedPull:
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
     if state := present_state(resolution, registry, options):
-        return PlannedPull(resolution.model, url, state.tree.name if state.tree else None, 0, 0, is_present=True)
+        return PlannedPull(
+            resolution.model, shown_url(url), state.tree.name if state.tree else None, 0, 0, is_present=True
+        )
     with open_store(url) as store:
         offer = find_offer(store, resolution, registry, options)
         sizes = [step.size for step in work_of(offer, open_cache(options, create=False)).steps if step.how == "pull"]
@@ -127,7 +131,7 @@ def take(
     lock = cache.lock(offer.location, timeout=options.lock_timeout, on_wait=on_wait)
     with lock, where_one_may(building(cache.root)):  # no collector takes what is found here meanwhile
         work = work_of(offer, cache)
-        cache.require_room(work.room)
+        cache.require_room(work.room - arrived(cache.root, {file.digest: file.size for file in work.pulled}))
         brought = bring(store, cache, work.pulled, phase)
         if brought.errors:
             return None, brought
