@@ -157,9 +157,7 @@ def test_what_stays_different_is_refused_and_kept(
     )
     assert error.data["quarantine"] == str(tree)
     assert [(item["path"], item["tensors"]) for item in error.data["files"]] == [(SHARD, [name])]
-    assert error.hint == (
-        f"look: {tree}; if the lock is what is wrong: overlay lock {VDN} --from-build {tree}"
-    )
+    assert error.hint == (f"look: {tree}; if the lock is what is wrong: overlay lock {VDN} --from-build {tree}")
     assert tree.name == shared_build.tree.name
     assert verify(tree).ok
     assert compare(tree, shared_build.tree).identical
