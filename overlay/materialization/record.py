@@ -223,7 +223,7 @@ def _name_of(document: Mapping[str, Any]) -> str:
 
 
 def _file(item: Any, where: str) -> RecordedFile:
-    if type(item["size"]) is not int:
+    if not _is_count(item["size"]):
         raise TypeError("size")
     parse_digest(item["digest"])
     if safe_path(item["path"], where) != item["path"]:
@@ -239,7 +239,9 @@ def _tensor(item: Any) -> RecordedTensor:
         parse_digest(item["digest"])
     if not (isinstance(item["name"], str) and isinstance(item["dtype"], str)):
         raise TypeError("tensor")
-    return RecordedTensor(item["name"], item["dtype"], tuple(_list(item["shape"])), item.get("digest"))
+    if not all(_is_count(extent) for extent in _list(item["shape"])):
+        raise TypeError("shape")
+    return RecordedTensor(item["name"], item["dtype"], tuple(item["shape"]), item.get("digest"))
 
 
 def _inputs(inputs: Any, where: str) -> tuple[RecordedInput, ...]:
@@ -250,6 +252,10 @@ def _inputs(inputs: Any, where: str) -> tuple[RecordedInput, ...]:
         )
     except (TypeError, KeyError, ValueError):  # a BrokenInput is one, too
         return ()
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _list(value: Any) -> list[Any]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from overlay.cache.disk import writing
 from overlay.cache.incoming import incoming
 from overlay.errors import BrokenInput, CannotWrite, NotHere, OverlayError, Refused, TryAgain
-from overlay.formats.header import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,6 +87,4 @@ def _bring(store: Store, cache: Cache, file: RecordedFile, update: Callable[[int
     with incoming(cache.root, file.digest) as path:
         with writing(cache.root, f"write {file.path}"):
             store.get_object(stored, path, update)
-        if file.tensors is not None:
-            read_header(path)
         cache.adopt_file(path, file.digest)

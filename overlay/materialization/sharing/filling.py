@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from overlay.errors import OverlayError
+from overlay.errors import CannotWrite, OverlayError
 from overlay.materialization.learning import settled_survey
 from overlay.materialization.lookup import (
     SAME_FACTORS,
@@ -25,7 +25,8 @@ from overlay.materialization.lookup import (
 from overlay.materialization.sharing.bringing import bring, is_gone
 from overlay.materialization.sharing.pull import take
 from overlay.materialization.sharing.push import offer
-from overlay.materialization.sharing.stored import find_offer, payload_of
+from overlay.materialization.sharing.soundness import payload_of
+from overlay.materialization.sharing.stored import find_offer
 from overlay.materialization.state import is_settled
 from overlay.materialization.survey import Counters, counters_of, downloading_counters
 from overlay.planning.outputs import CarriedFile, SafetensorsFile
@@ -101,7 +102,13 @@ class Filling:
         """
         if self._store is None:
             return None
-        done, brought = take(self._store, offer, self._options, phase, on_wait)
+        try:
+            done, brought = take(self._store, offer, self._options, phase, on_wait)
+        except CannotWrite as full:
+            if full.code != "no-room":
+                raise
+            self._note(f"{full.message} for the tree of the store: built here")  # with links that may take less
+            return None
         for error in brought.errors:
             self._failed(error)
         if done is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,17 +12,19 @@ from typing import TYPE_CHECKING
 from overlay.cache.incoming import arrived
 from overlay.cache.presence import building
 from overlay.cache.trees import check_location
-from overlay.errors import OverlayError
+from overlay.errors import BrokenInput, OverlayError
 from overlay.materialization.build import Made
 from overlay.materialization.links import Links
 from overlay.materialization.lookup import Found
 from overlay.materialization.preparing import present_state
-from overlay.materialization.publishing import Materialization, Sealed, publish, where_one_may
+from overlay.materialization.publishing import Materialization, Published, Sealed, publish, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved, silent
 from overlay.materialization.rollback import hit_notes
-from overlay.materialization.sharing.bringing import bring
-from overlay.materialization.sharing.stored import find_offer, payload_of
+from overlay.materialization.sharing.bringing import FILES_AT_A_TIME, bring, is_gone
+from overlay.materialization.sharing.soundness import damaged, payload_of, require_header
+from overlay.materialization.sharing.stored import find_offer
 from overlay.materialization.survey import Counters, Step, Work, counters_of, room_of_tree
+from overlay.materialization.verify import quick_problems
 from overlay.planning.outputs import ScriptedFile
 from overlay.planning.plan import Plan
 from overlay.registry import load_registry
@@ -29,6 +33,8 @@ from overlay.store.bucket import shown_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Any
 
     from overlay.cache import Cache
     from overlay.materialization.record import Record
@@ -38,6 +44,9 @@ if TYPE_CHECKING:
     from overlay.store import Store
 
 __all__ = ["PlannedPull", "plan_pull", "pull", "take", "work_of"]
+
+# Keys that are asked for: a store could list millions, while a file has an action or two for each revision it outlived.
+_ACTIONS, _ACTIONS_OF_FILE = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +144,12 @@ def take(
         brought = bring(store, cache, work.pulled, phase)
         if brought.errors:
             return None, brought
+        try:
+            published = _published(store, cache, offer, work)
+        except BrokenInput as error:
+            brought.errors.append(error)
+            return None, brought
         _take_actions(store, cache, offer)
-        made = Made({file.path: file for file in offer.record.outputs})
-        published = publish(work, made, cache, Sealed(offer.tree.name, offer.tree.record, offer.record.outputs))
     return (
         Materialization(
             work.plan.model,
@@ -171,11 +183,41 @@ def _steps(record: Record, cache: Cache) -> Iterator[Step]:
         yield Step(output, "present" if is_here else "pull", Found(entry=file), payload_of(file), file.size)
 
 
+def _published(store: Store, cache: Cache, offer: Offer, work: Work) -> Published:
+    """Publish what came; no location leads to a tree that is not what its record says.
+
+    Raises:
+        BrokenInput: It is not.
+    """
+    where, files = f"{store.url}: tree {offer.tree.name}", offer.record.outputs
+    for file in files:
+        require_header(cache.object_path(file.digest), file, where)
+
+    def swing(location: str, tree: str) -> Path:
+        if problems := quick_problems(cache.tree_path(tree), offer.record):
+            raise damaged(where, f"{problems[0].path}: {problems[0].what}")
+        return cache.swing_location(location, tree)
+
+    made = Made({file.path: file for file in files})
+    return publish(work, made, cache, Sealed(offer.tree.name, offer.tree.record, files), swing)
+
+
 def _take_actions(store: Store, cache: Cache, offer: Offer) -> None:
     """Let a later build find these files; nothing is lost where the store cannot tell what gave them."""
-    digests = {file.digest for file in offer.record.outputs}
-    for key in offer.tree.actions:
-        with suppress(OverlayError):
-            entry = store.find_action(key)
-            if entry is not None and entry["digest"] in digests:
+    sizes = {file.digest: file.size for file in offer.record.outputs}
+    keys = offer.tree.actions[: _ACTIONS + _ACTIONS_OF_FILE * len(sizes)]
+    gone = threading.Event()
+
+    def find(key: str) -> dict[str, Any] | None:
+        if not gone.is_set():
+            try:
+                return store.find_action(key)
+            except OverlayError as error:
+                if is_gone(error):
+                    gone.set()
+        return None
+
+    with ThreadPoolExecutor(FILES_AT_A_TIME) as pool, suppress(OverlayError):
+        for key, entry in zip(keys, pool.map(find, keys), strict=True):
+            if entry is not None and sizes.get(entry["digest"]) == entry["size"]:
                 cache.put_action(key, entry)

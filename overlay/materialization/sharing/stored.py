@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 from overlay.errors import BrokenInput, CheckFailed, InvalidUsage, NotHere
 from overlay.fingerprint import action_key
-from overlay.formats.dtypes import tensor_nbytes
+from overlay.formats.materialized import MARKER_NAME
 from overlay.materialization.locking.of_tree import expected_tree
 from overlay.materialization.record import parse_record
 from overlay.materialization.request import open_cache
 from overlay.materialization.resolve import location_at_hand, prewarm_words
 from overlay.materialization.sealing import portable
+from overlay.materialization.sharing.soundness import damaged, require_tree
 from overlay.materialization.state import difference, find_state, is_settled
 
 if TYPE_CHECKING:
-    from overlay.materialization.record import Record, RecordedFile
+    from overlay.materialization.record import Record
     from overlay.materialization.request import Options
     from overlay.registry import Registry, Resolution
     from overlay.store import Store, StoredTree
 
-__all__ = ["Offer", "find_offer", "label_of", "payload_of", "pins_key", "require_shareable"]
+__all__ = ["Offer", "find_offer", "label_of", "pins_key", "require_shareable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +86,17 @@ def find_offer(store: Store, resolution: Resolution, registry: Registry, options
 
 def _proven(store: Store, stored: StoredTree, resolution: Resolution, registry: Registry, rule: str) -> Record:
     where = f"{store.url}: tree {stored.name}"
-    record = parse_record(stored.record, where)
+    try:
+        record = parse_record(stored.record, where)
+        require_tree(record.outputs, where)
+    except BrokenInput as error:
+        raise damaged(where, error.message.removeprefix(f"{where}: ")) from error
     if not record.is_intact or record.tree != stored.name:
-        raise _damaged(where, "its record is not the one that it was named by")
+        raise damaged(where, "its record is not the one that it was named by")
     if what := difference(record, resolution.entry, rule):
-        raise _damaged(where, f"{what}, though it was offered for today's pins")
-    for file in record.outputs:
-        payload_of(file)
+        raise damaged(where, f"{what}, though it was offered for today's pins")
+    if resolution.entry.overlay is not None and all(file.path != MARKER_NAME for file in record.outputs):
+        raise damaged(where, f"its record lists no {MARKER_NAME}, by which a server knows that a model is whole")
     expected = expected_tree(record, registry)
     if expected and (problems := expected.problems(record)):
         raise CheckFailed(
@@ -102,24 +107,6 @@ def _proven(store: Store, stored: StoredTree, resolution: Resolution, registry: 
             files=[problem.path for problem in problems],
         )
     return record
-
-
-def payload_of(file: RecordedFile) -> int:
-    """Bytes of a file's tensors, as its record has them.
-
-    Raises:
-        BrokenInput: There are no such tensors.
-    """
-    return sum(tensor_nbytes(tensor.dtype, tensor.shape, file.path) for tensor in file.tensors or ())
-
-
-def _damaged(where: str, what: str) -> BrokenInput:
-    return BrokenInput(
-        f"{where}: {what}",
-        code="store-damaged",
-        hint="on a host that has the model: overlay push MODEL --anew, with the same --store",
-        where=where,
-    )
 
 
 def label_of(model: str) -> str:
