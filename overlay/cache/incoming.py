@@ -73,8 +73,9 @@ def arrived(root: CacheRoot, sizes: Mapping[str, int]) -> int:
     found: dict[str, int] = {}
     for path in entries(root.incoming):
         name = path.name.partition(".")[0]
-        if name in names and name not in found and _is_free(path):
-            found[name] = min(names[name], path.lstat().st_blocks * 512)
+        if name in names and name not in found and (descriptor := _lock(path, os.O_RDWR)) is not None:
+            found[name] = min(names[name], os.fstat(descriptor).st_blocks * 512)
+            os.close(descriptor)
     return sum(found.values())
 
 

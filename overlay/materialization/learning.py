@@ -8,17 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from overlay.cache.incoming import arrived
 from overlay.cache.tensors import TensorDigests
 from overlay.fingerprint import TensorHasher
 from overlay.hub import check_digests
 from overlay.materialization.build import require_device
 from overlay.materialization.inputs import fetch_files, input_changed
+from overlay.materialization.room import require_room, room_for
 from overlay.materialization.survey import (
     downloading_counters,
     learning_counters,
-    require_room_for_downloads,
-    room_for,
     survey,
 )
 
@@ -65,18 +63,13 @@ def settled_survey(
         missing = tuple(source for source in work.missing if source in work.unlearned)
         # Of what may be less, only what is needed to know more.
         first = replace(work, missing=missing, room=room_for(missing, repos, cache)) if work.is_most else work
-        _require_room(first, repos, cache)
+        require_room(first, repos, cache)
         spent = learning_counters(work.unlearned, repos) + downloading_counters(missing, repos)
         learn(work.unlearned, missing, repos, memo, tensors, phase)
         work = look()
         work = replace(work, counters=work.counters + spent)
-    _require_room(work, repos, cache)
+    require_room(work, repos, cache)
     return work
-
-
-def _require_room(work: Work, repos: Mapping[str, Repo], cache: Cache) -> None:
-    cache.require_room(work.room - arrived(cache.root, {file.digest: file.size for file in work.pulled}))
-    require_room_for_downloads(work, repos, cache)
 
 
 def learn(

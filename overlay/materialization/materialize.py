@@ -15,6 +15,7 @@ from overlay.materialization.locking.enforcing import enforced
 from overlay.materialization.locking.in_force import lock_in_force
 from overlay.materialization.lookup import remember
 from overlay.materialization.preparing import (
+    found_present,
     identity_of_work,
     inventory_of,
     plan_of,
@@ -23,13 +24,13 @@ from overlay.materialization.preparing import (
 )
 from overlay.materialization.publishing import Materialization, Published, publish, seal, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, open_memo, resolved, silent
-from overlay.materialization.rollback import hit_notes, rollback_notes
+from overlay.materialization.rollback import rollback_notes
 from overlay.materialization.scripted.run import known_plan, require_trusted, script_notes, settled_by_script
 from overlay.materialization.sealing import run_report
 from overlay.materialization.sharing.filling import filling_of
 from overlay.materialization.sharing.pull import work_of
 from overlay.materialization.sinks import shared_with_sources
-from overlay.materialization.survey import Counters, Work, as_linked, survey
+from overlay.materialization.survey import Work, as_linked, survey
 from overlay.registry import load_registry
 
 if TYPE_CHECKING:
@@ -108,15 +109,7 @@ def materialize(
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
     if state := present_state(resolution, registry, options):
-        return Materialization(
-            resolution.model,
-            state.tree,
-            state.location,
-            "present",
-            Counters(),
-            time.monotonic() - started,
-            (*resolution.moved, *hit_notes(state, options)),
-        )
+        return found_present(resolution, state, options, started)
     in_force = lock_in_force(resolution)
     with filling_of(options) as filling:
         offer = filling.tree(resolution, registry)

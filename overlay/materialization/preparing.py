@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,12 +10,14 @@ from overlay.errors import InvalidUsage
 from overlay.fingerprint import bytes_digest
 from overlay.materialization.inputs import hash_ahead
 from overlay.materialization.locking.of_tree import expected_tree
+from overlay.materialization.publishing import Materialization
 from overlay.materialization.record import read_record
 from overlay.materialization.request import Options, open_cache
 from overlay.materialization.resolve import location_at_hand
+from overlay.materialization.rollback import hit_notes
 from overlay.materialization.sealing import identity_of, pins_of
 from overlay.materialization.state import find_state, is_settled
-from overlay.materialization.survey import Work, components
+from overlay.materialization.survey import Counters, Work, components
 from overlay.planning.outputs import CarriedFile
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from overlay.planning.plan import Plan
     from overlay.registry import Registry, Resolution
 
-__all__ = ["identity_of_work", "inventory_of", "plan_of", "present_state", "sha256_of_blobs"]
+__all__ = ["found_present", "identity_of_work", "inventory_of", "plan_of", "present_state", "sha256_of_blobs"]
 
 
 def present_state(resolution: Resolution, registry: Registry, options: Options) -> State | None:
@@ -49,6 +52,17 @@ def present_state(resolution: Resolution, registry: Registry, options: Options) 
     record = read_record(state.tree)
     expected = expected_tree(record, registry) if record else None
     return None if record and expected and expected.problems(record) else state
+
+
+def found_present(resolution: Resolution, state: State, options: Options, started: float) -> Materialization:
+    """What a run gives that has nothing to do.
+
+    Args:
+        started: When it began, by ``time.monotonic``.
+    """
+    notes = (*resolution.moved, *hit_notes(state, options))
+    seconds = time.monotonic() - started
+    return Materialization(resolution.model, state.tree, state.location, "present", Counters(), seconds, notes)
 
 
 def inventory_of(resolution: Resolution, options: Options, memo: DigestMemo) -> Inventory:

@@ -7,21 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from overlay.cache.disk import existing, free_room
-from overlay.errors import CannotWrite
 from overlay.fingerprint import bytes_digest
 from overlay.formats.header import read_header
-from overlay.formats.wording import counted, format_bytes
-from overlay.hub import HubRepo
+from overlay.formats.wording import counted
 from overlay.materialization.links import Links
 from overlay.materialization.lookup import Found, Lookup, layout_of
 from overlay.materialization.record import RecordedFile, carried_tensors
+from overlay.materialization.room import room_for, room_of_tree
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile, ScriptedFile
 from overlay.planning.plan import inputs_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from overlay.cache import Cache, LinkMode
     from overlay.cache.tensors import TensorDigests
@@ -46,10 +43,6 @@ __all__ = [
     "downloading_counters",
     "learning_counters",
     "making_order",
-    "require_room_at",
-    "require_room_for_downloads",
-    "room_for",
-    "room_of_tree",
     "survey",
 ]
 
@@ -261,23 +254,6 @@ def learning_counters(adapters: Iterable[Input], repos: Mapping[str, Repo]) -> C
     return Counters(read=sum(_payload(repos[i.repo], i) for i in adapters))
 
 
-def room_for(missing: Iterable[Input], repos: Mapping[str, Repo], cache: Cache) -> int:
-    """Bytes that fetching these files takes of the cache root's filesystem."""
-    return sum(i.size for i in missing if _same_filesystem(repos[i.repo], cache))
-
-
-def room_of_tree(steps: Sequence[Step], links: Links) -> int:
-    """Bytes of what is copied from the objects into the tree."""
-    sizes = {step.output.path: step.size for step in steps}
-    room = 0
-    for step in steps:
-        if isinstance(step.output, AliasFile):
-            room += sizes.get(step.output.of, 0) if links.copied_within_tree() else 0
-        elif not isinstance(step.output, GeneratedFile) and links.copied_into_tree(step.output.path, step.size):
-            room += step.size
-    return room
-
-
 def as_linked(work: Work, links: Mapping[str, Linked]) -> Work:
     """The work as it was done: where a link failed, the file was copied.
 
@@ -356,42 +332,6 @@ def _payload(files: Files, source: Input) -> int:
     if not source.path.endswith(".safetensors"):
         return 0
     return source.size - files.header(source.path).data_start
-
-
-def _same_filesystem(repo: Repo, cache: Cache) -> bool:
-    store = repo.snapshot if isinstance(repo, HubRepo) else cache.root.path
-    return existing(store).stat().st_dev == existing(cache.root.path).stat().st_dev
-
-
-def require_room_for_downloads(work: Work, repos: Mapping[str, Repo], cache: Cache) -> None:
-    """Refuse a job whose downloads do not fit where the Hub's cache lies, if that is another disk than the root's.
-
-    Raises:
-        CannotWrite: Less is free there than is to be downloaded.
-    """
-    elsewhere = [source for source in work.missing if not _same_filesystem(repos[source.repo], cache)]
-    stores = [repo.snapshot for repo in repos.values() if isinstance(repo, HubRepo)]
-    if not elsewhere or not stores:
-        return
-    require_room_at(stores[0], sum(source.size for source in elsewhere))
-
-
-def require_room_at(store: Path, needed: int) -> None:
-    """Refuse downloads that do not fit where the Hub's cache lies.
-
-    Raises:
-        CannotWrite: Less than ``needed`` bytes are free there.
-    """
-    where, free = existing(store), free_room(store)
-    if free < needed:
-        raise CannotWrite(
-            f"{where}: {format_bytes(needed)} to download, {format_bytes(free)} free",
-            code="no-room",
-            hint="free some room there (hf cache ls), or move the Hub's cache with HF_HOME or HF_HUB_CACHE",
-            where=str(where),
-            needed=needed,
-            free=free,
-        )
 
 
 def components(outputs: Iterable[OutputFile]) -> tuple[str, ...]:

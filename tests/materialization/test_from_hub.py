@@ -20,7 +20,7 @@ from overlay.cache.probe import LAYERED, filesystem_of
 from overlay.demo.revisions import bump_rename
 from overlay.errors import BrokenInput, CannotWrite
 from overlay.materialization import inputs as inputs_module
-from overlay.materialization import survey as survey_module
+from overlay.materialization import room as room_module
 from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.record import RECORD_NAME
 from overlay.materialization.request import Options
@@ -164,8 +164,8 @@ def test_h22_room_for_downloads_on_another_disk_is_looked_for_before_the_first(
 ) -> None:
     """Where the Hub's cache has a disk of its own, the message names it and the variable that moves it."""
     needed = sum(source.size for source in plan(VDN, online.options()).missing)
-    monkeypatch.setattr(survey_module, "_same_filesystem", lambda *_: False)
-    monkeypatch.setattr(survey_module, "free_room", lambda _path: needed - 1)
+    monkeypatch.setattr(room_module, "_same_filesystem", lambda *_: False)
+    monkeypatch.setattr(room_module, "free_room", lambda _path: needed - 1)
     online.server.forget()
     with pytest.raises(CannotWrite, match="to download") as caught:
         materialize(VDN, online.options())

@@ -181,7 +181,7 @@ def test_a_hub_cache_on_a_disk_of_its_own_must_have_the_room(own: Served, monkey
     monkeypatch.setattr(by_name, "_shares_filesystem", lambda _cache: False)
     work, staged = plan_by_name(VDN, own.options())
     needed = staged.nbytes + sum(item.size for item in work.missing)
-    monkeypatch.setattr("overlay.materialization.survey.free_room", lambda _path: needed - 1)
+    monkeypatch.setattr("overlay.materialization.room.free_room", lambda _path: needed - 1)
     with pytest.raises(CannotWrite, match="to download") as caught:
         materialize_by_name(VDN, own.options())
     assert (caught.value.code, caught.value.data["needed"]) == ("no-room", needed)

@@ -13,12 +13,12 @@ from overlay.formats.wording import counted
 from overlay.materialization.adoption.compare import input_here, is_computed, known_by_lock
 from overlay.materialization.links import Links
 from overlay.materialization.resolve import prewarm_words
+from overlay.materialization.room import room_for
 from overlay.materialization.survey import (
     Counters,
     Work,
     downloading_counters,
     learning_counters,
-    room_for,
     survey,
 )
 from overlay.planning.outputs import AliasFile, CarriedFile, GeneratedFile, SafetensorsFile

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from overlay.formats.materialized import MARKER_NAME
 from overlay.formats.wording import counted
 from overlay.materialization.build import start_engine
+from overlay.materialization.room import require_room, room_for
 from overlay.materialization.survey import (
     counters_of,
     downloading_counters,
-    require_room_for_downloads,
-    room_for,
 )
 from overlay.planning.outputs import AliasFile, SafetensorsFile, ScriptedFile
 from overlay.planning.plan import inputs_of
@@ -149,8 +148,7 @@ def build_again(job: Job, work: Work, made: Made, deviating: Sequence[Deviation]
         room=sum(step.size for step in again.values()) + room_for(missing, repos, job.cache),
     )
     drop_deviating(job.cache, work, deviating)
-    job.cache.require_room(second.room)
-    require_room_for_downloads(second, repos, job.cache)
+    require_room(second, repos, job.cache)
     engine = start_engine(second.steps, job.options.device, ordered=True)
     anew = job.make(second, engine, "rebuild")
     made = replace(made, files=made.files | anew.files, built=made.built | anew.built)

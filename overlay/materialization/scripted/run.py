@@ -16,10 +16,11 @@ from overlay.errors import BrokenInput, Untrusted
 from overlay.formats.wording import format_bytes
 from overlay.hub import check_digests
 from overlay.materialization.inputs import fetch_files, file_identity, input_changed
+from overlay.materialization.room import require_room
 from overlay.materialization.scripted.output import check_output, take_output
 from overlay.materialization.scripted.sandboxed import run_script
 from overlay.materialization.scripted.stage import bring_wheels, stage
-from overlay.materialization.survey import Counters, downloading_counters, require_room_for_downloads, survey
+from overlay.materialization.survey import Counters, downloading_counters, survey
 from overlay.planning.outputs import AliasFile, CarriedFile, ScriptedFile
 from overlay.planning.plan import finish, overlaid
 from overlay.planning.scripted import environment, script_key
@@ -121,8 +122,7 @@ def _run_script(work: Work, script: Script, job: Job) -> tuple[Plan, ScriptRun]:
 
     sandbox = require_sandbox()
     cache, repos = job.cache, job.inventory.repos
-    cache.require_room(work.room)
-    require_room_for_downloads(work, repos, cache)
+    require_room(work, repos, cache)
     inputs = fetch_files(work.plan.given, work.missing, repos, job.phase)
     seen = _check(work.plan, inputs, job)
     wheels = bring_wheels(script, cache, job.options)

@@ -20,6 +20,7 @@ from overlay.materialization.materialize import materialize, plan
 from overlay.materialization.publishing import where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved, silent
 from overlay.materialization.resolve import resolve
+from overlay.materialization.room import require_room_at
 from overlay.materialization.serving.asking import asking
 from overlay.materialization.serving.checks import (
     no_overlay,
@@ -28,7 +29,6 @@ from overlay.materialization.serving.checks import (
     require_known,
     require_named_source,
 )
-from overlay.materialization.survey import require_room_at
 from overlay.registry import Pin, load_registry
 
 if TYPE_CHECKING:

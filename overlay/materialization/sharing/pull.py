@@ -9,21 +9,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from overlay.cache.incoming import arrived
 from overlay.cache.presence import building
 from overlay.cache.trees import check_location
 from overlay.errors import BrokenInput, OverlayError
 from overlay.materialization.build import Made
 from overlay.materialization.links import Links
 from overlay.materialization.lookup import Found
-from overlay.materialization.preparing import present_state
+from overlay.materialization.preparing import found_present, present_state
 from overlay.materialization.publishing import Materialization, Published, Sealed, publish, where_one_may
 from overlay.materialization.request import DEFAULTS, Options, open_cache, resolved, silent
-from overlay.materialization.rollback import hit_notes
+from overlay.materialization.room import require_room, room_of_tree
 from overlay.materialization.sharing.bringing import FILES_AT_A_TIME, bring, is_gone
 from overlay.materialization.sharing.soundness import damaged, payload_of, require_header
 from overlay.materialization.sharing.stored import find_offer
-from overlay.materialization.survey import Counters, Step, Work, counters_of, room_of_tree
+from overlay.materialization.survey import Step, Work, counters_of
 from overlay.materialization.verify import quick_problems
 from overlay.planning.outputs import ScriptedFile
 from overlay.planning.plan import Plan
@@ -109,15 +108,7 @@ def pull(
     registry = load_registry(options.registry)
     resolution = resolved(model, registry, options)
     if state := present_state(resolution, registry, options):
-        return Materialization(
-            resolution.model,
-            state.tree,
-            state.location,
-            "present",
-            Counters(),
-            time.monotonic() - started,
-            hit_notes(state, options),
-        )
+        return found_present(resolution, state, options, started)
     with open_store(url) as store:
         offer = find_offer(store, resolution, registry, options)
         done, brought = take(store, offer, options, phase, on_wait)
@@ -140,7 +131,7 @@ def take(
     lock = cache.lock(offer.location, timeout=options.lock_timeout, on_wait=on_wait)
     with lock, where_one_may(building(cache.root)):  # no collector takes what is found here meanwhile
         work = work_of(offer, cache)
-        cache.require_room(work.room - arrived(cache.root, {file.digest: file.size for file in work.pulled}))
+        require_room(work, {}, cache)
         brought = bring(store, cache, work.pulled, phase)
         if brought.errors:
             return None, brought
