@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from overlay.cache.actions import read_entry
-from overlay.cache.disk import entries
+from overlay.cache.disk import entries, last_written
 from overlay.cache.generations import for_rollback, without_subject
 from overlay.cache.incoming import abandoned
 from overlay.cache.leases import ended_leases
@@ -323,12 +323,5 @@ def _strays(root: CacheRoot, now: float) -> list[Path]:
     plain = (root.own, root.locks, root.digests, root.pins, root.rolled_back)
     folders = (*plain, *entries(root.leases), *entries(root.actions))
     hidden = (path for folder in folders for path in entries(folder) if path.name.startswith("."))
-    left = [path for path in hidden if path.suffix == ".tmp" and now - _changed(path) > GRACE]
+    left = [path for path in hidden if path.suffix == ".tmp" and now - last_written(path) > GRACE]
     return left + without_tree(root) + without_subject(root)
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return time.time()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ __all__ = [
     "fsync",
     "has_layout",
     "is_file_of",
+    "last_written",
     "make_folder",
     "put_in_place",
     "remove",
@@ -157,6 +159,14 @@ def remove(path: Path) -> None:
         remove_folder(path)
     else:
         path.unlink()
+
+
+def last_written(path: Path) -> float:
+    """When a file was last written, in seconds since the epoch; now where that cannot be told, as of one in use."""
+    try:
+        return path.lstat().st_mtime
+    except OSError:
+        return time.time()
 
 
 def put_in_place(file: Path, path: Path) -> None:

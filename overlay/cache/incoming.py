@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from overlay.cache.disk import entries, make_folder, share_with_group, writing
+from overlay.cache.disk import entries, last_written, make_folder, share_with_group, writing
 from overlay.cache.locks import try_flock
 from overlay.fingerprint import parse_digest
 
@@ -82,7 +82,7 @@ def arrived(root: CacheRoot, sizes: Mapping[str, int]) -> int:
 def abandoned(root: CacheRoot) -> list[Path]:
     """Incoming files that nobody writes any more, and that nobody came back for within an hour."""
     now = time.time()
-    return [path for path in entries(root.incoming) if _is_free(path) and now - _written(path) > _SILENCE]
+    return [path for path in entries(root.incoming) if _is_free(path) and now - last_written(path) > _SILENCE]
 
 
 def _is_free(path: Path) -> bool:
@@ -103,10 +103,3 @@ def _lock(path: Path, access: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _written(path: Path) -> float:
-    try:
-        return path.lstat().st_mtime
-    except OSError:
-        return time.time()
