@@ -44,6 +44,7 @@ class Request:
     """One request as it was answered.
 
     Attributes:
+        number: Which one it was, by its coming.
         range: ``Range`` header, if there was one.
         sent: Bytes of the body that were sent.
         payload: Bytes of ``sent`` that belong to a download of an LFS file. A bounded range is a look at a header and
@@ -51,6 +52,7 @@ class Request:
         authorized: Whether it carried a token.
     """
 
+    number: int
     method: str
     path: str
     query: str
@@ -106,6 +108,7 @@ class HubServer:
         self.requests: list[Request] = []
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
+        self._begun = 0
         self._in_flight = 0
         self._most_at_once = 0
         self._http = _Listener(("127.0.0.1", port), type("Handler", (_Handler,), {"hub": self}))
@@ -148,13 +151,15 @@ class HubServer:
             return next((fault for fault in self.faults if fault.strikes(method, path)), Fault())
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Around the answer to a request."""
+    def answering(self) -> Iterator[int]:
+        """Around the answer to a request; gives its number."""
         with self._lock:
+            self._begun += 1
+            number = self._begun
             self._in_flight += 1
             self._most_at_once = max(self._most_at_once, self._in_flight)
         try:
-            yield
+            yield number
         finally:
             with self._lock:
                 self._in_flight -= 1
@@ -171,7 +176,7 @@ class HubServer:
             self._idle.wait_for(lambda: not self._in_flight, timeout=1)
             return [
                 request
-                for request in self.requests
+                for request in sorted(self.requests, key=lambda request: request.number)  # they end in another order
                 if fnmatch.fnmatchcase(request.method, method) and fnmatch.fnmatchcase(request.path, path)
             ]
 
@@ -207,8 +212,8 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        with self.hub.answering():
-            self._serve()
+        with self.hub.answering() as number:
+            self._serve(number)
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -216,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
         """Keep quiet; the server has a log of its own."""
 
-    def _serve(self) -> None:
+    def _serve(self, number: int) -> None:
         parts = urlsplit(self.path)
         path = unquote(parts.path)
         if path == AGENTS:
@@ -238,6 +243,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_payload = answer.entry is not None and answer.entry.sha256 is not None and not bounded
         self.hub.log(
             Request(
+                number=number,
                 method=self.command,
                 path=path,
                 query=parts.query,
